@@ -2,7 +2,8 @@
 //! start a broker: its threads' memory would not be counted.
 
 use fdbroker_core::{
-    Body, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer, RequestId, Wanted,
+    Arrived, Body, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer,
+    RequestId, Wanted,
 };
 use fdbroker_protocol::limits::FORMER_FILES;
 use fdbroker_protocol::{AllocationId, Resource};
@@ -97,10 +98,9 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
     let mut ids: Vec<AllocationId> = Vec::with_capacity(count as usize);
     let before = heap();
     for first in (0..count).step_by(BATCH as usize) {
-        let mut deposits: Vec<Deposit> = (first..count.min(first + BATCH)).map(deposit).collect();
-        if has_driver_data {
-            deposits.iter_mut().for_each(|deposit| deposit.driver_data = Some((64, [7; 64])));
-        }
+        let driver_data = has_driver_data.then_some((64, [7; 64]));
+        let arrived = |number| support::arrived(Deposit { driver_data, ..deposit(number) });
+        let deposits: Vec<Arrived> = (first..count.min(first + BATCH)).map(arrived).collect();
         let (client, deposits) = (CLIENT, &deposits[..]);
         let credits_wanted = BATCH;
         let input = Body::Register { deposits, credits_wanted, deadline }.by(client, request);

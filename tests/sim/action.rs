@@ -2,11 +2,11 @@
 //! print. Must say no more than the core's API says.
 
 use crate::jobs;
-use fdbroker_core::{Body, CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};
 use fdbroker_core::{
-    Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
+    Arrived, Declared, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
     RequestId, Supply, Ticket, Wanted,
 };
+use fdbroker_core::{Body, CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};
 use fdbroker_protocol::{AllocationId, Status};
 use std::fmt::Write;
 
@@ -39,7 +39,7 @@ pub enum Action {
     Register {
         client: u32,
         request: u64,
-        deposits: Vec<Deposit>,
+        deposits: Vec<Arrived>,
         credits_wanted: u32,
         deadline: u64,
     },
@@ -244,10 +244,14 @@ pub fn show_action(action: &Action) -> String {
                 out,
                 "Register c{client} r{request} credits_wanted {credits_wanted} deadline {deadline}"
             );
-            for d in deposits {
+            for arrived in deposits {
+                let Ok(d) = &arrived.judged else {
+                    out.push_str("\n      [refused]");
+                    continue;
+                };
                 let _ = write!(
                     out,
-                    "\n      [{:?} {:?} dev {} base {:#x} size {:#x} offset {:#x} id {}{}{}{}]",
+                    "\n      [{:?} {:?} dev {} base {:#x} size {:#x} offset {:#x} id {}{}{}]",
                     d.facts.kind,
                     d.share,
                     d.facts.device,
@@ -256,7 +260,6 @@ pub fn show_action(action: &Action) -> String {
                     d.facts.fd_offset,
                     d.facts.owner_allocation_id,
                     if d.recallable { " recallable" } else { " resident" },
-                    if d.checked.is_err() { " refused" } else { "" },
                     if d.driver_data.is_some() { " data" } else { "" },
                 );
             }

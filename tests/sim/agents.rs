@@ -4,9 +4,10 @@
 
 use crate::action::Action;
 use crate::model::Phase;
+use crate::rig;
 use crate::rng::Rng;
 use crate::world::World;
-use fdbroker_core::{Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
+use fdbroker_core::{Arrived, Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, FdType, MAX_BATCH, MemoryKind, Share, Status,
 };
@@ -321,29 +322,30 @@ impl World {
         self.register(client, 0)
     }
 
-    fn draw_deposit(&mut self, client: u32) -> Deposit {
-        let mut deposit = self.fresh_deposit(client);
+    fn draw_deposit(&mut self, client: u32) -> Arrived {
+        let mut arrived = self.fresh_deposit(client);
         let owns = self.model.clients.get(&client).map(|c| c.owns.as_slice()).unwrap_or_default();
         let old = self.rng.pick(owns).and_then(|id| self.model.live(id)).map(|a| a.deposit);
-        let Some(old) = old else { return deposit };
+        let Some(old) = old else { return arrived };
+        let at = move |base| arrived.judged.map(|deposit| Deposit { base, ..deposit });
         match self.rng.below(100) {
             // The same deposit again: it is counted.
-            0..=7 => return Deposit { checked: Ok(()), ..old },
+            0..=7 => return rig::arrived(old),
             // The address was reused.
-            8..=14 => deposit.base = old.base,
+            8..=14 => arrived.judged = at(old.base),
             // It begins or ends inside a live one.
-            15..=19 => deposit.base = old.base.saturating_add(PAGE_BYTES),
+            15..=19 => arrived.judged = at(old.base.saturating_add(PAGE_BYTES)),
             // Same id, another size.
             20..=21 => {
-                deposit = Deposit { checked: Ok(()), ..old };
-                deposit.facts.size_bytes = old.facts.size_bytes.saturating_add(PAGE_BYTES);
+                let size_bytes = old.facts.size_bytes.saturating_add(PAGE_BYTES);
+                arrived = rig::arrived(rig::sized(size_bytes, old));
             }
             _ => {}
         }
-        deposit
+        arrived
     }
 
-    fn fresh_deposit(&mut self, client: u32) -> Deposit {
+    fn fresh_deposit(&mut self, client: u32) -> Arrived {
         let next_id = self.agents.get_mut(&client).map_or(1, |agent| {
             agent.next_id += 1;
             agent.next_id
@@ -361,14 +363,8 @@ impl World {
             bytes[..usize::from(length)].fill(next_id as u8);
             (length, bytes)
         });
-        Deposit {
-            checked: if refused {
-                Err(Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64))
-            } else {
-                Ok(())
-            },
-            lane: if refused { Lane::Refused } else { Lane::Accepted },
-            file: file.filter(|_| !refused),
+        let deposit = Deposit {
+            file,
             facts: Facts {
                 device: rng.below(2) as u32,
                 fd_offset: rng.below(16) * PAGE_BYTES,
@@ -381,7 +377,12 @@ impl World {
             base,
             driver_data,
             virtual_fd: false,
+        };
+        if refused {
+            let status = Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64);
+            return Arrived { judged: Err(status), lane: Lane::Refused };
         }
+        rig::arrived(deposit)
     }
 
     fn choose_unregister(&mut self, client: u32) -> Option<Action> {
@@ -489,11 +490,14 @@ impl World {
     /// Sizes and addresses at the end of the number range.
     fn choose_extreme(&mut self, client: u32) -> Option<Action> {
         let credits = self.model.clients.get(&client)?.credits;
-        let mut deposit = self.fresh_deposit(client);
-        deposit.base = u64::MAX - self.rng.below(3) * PAGE_BYTES;
-        deposit.facts.size_bytes = u64::MAX >> self.rng.below(64);
-        deposit.facts.fd_offset = u64::MAX;
-        let deposits = if credits > 0 { vec![deposit] } else { Vec::new() };
+        let mut arrived = self.fresh_deposit(client);
+        let base = u64::MAX - self.rng.below(3) * PAGE_BYTES;
+        let (size_bytes, fd_offset) = (u64::MAX >> self.rng.below(64), u64::MAX);
+        arrived.judged = arrived.judged.map(|deposit| {
+            let facts = Facts { size_bytes, fd_offset, ..deposit.facts };
+            Deposit { base, facts, ..deposit }
+        });
+        let deposits = if credits > 0 { vec![arrived] } else { Vec::new() };
         let (request, deadline) = (self.next_request(client), u64::MAX >> self.rng.below(30));
         let deadline = deadline.max(self.now);
         Some(Action::Register { client, request, deposits, credits_wanted: u32::MAX, deadline })

@@ -330,9 +330,7 @@ fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Che
     let is_kept = known.ended.is_none() && known.deposit.keep && model.is_held(id);
     ensure!(stored == is_kept, "{id}: in the store {stored}, kept {is_kept}");
     let told = core.kept(id.slot).filter(|kept| kept.id == id);
-    let Deposit { checked, lane, .. } = known.deposit;
-    let told = told
-        .map(|kept| (kept.domain, kept.gid, kept.job, Deposit { checked, lane, ..kept.deposit }));
+    let told = told.map(|kept| (kept.domain, kept.gid, kept.job, kept.deposit));
     let job = known.job.map(jobs::named);
     let deposit = Deposit { file: model.file_now(known), ..known.deposit };
     let right = is_kept.then_some((known.domain, known.gid, job, deposit));

@@ -2,13 +2,15 @@
 //! never look into the core.
 
 use crate::action::{groups_of, show_status};
-use crate::judge::{ensure, foretold_refusal, overlaps};
+use crate::judge::{ensure, foretold, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Model, Phase, Request};
 use crate::quotas::need_of;
 use crate::step::{Fate, Foretold, Quota, Step};
 use crate::sums::Holder;
 use crate::tally::Promise;
-use fdbroker_core::{ClientId, Deposit, Effect, Effects, Lane, Registered, StatusReply, limits};
+use fdbroker_core::{
+    Arrived, ClientId, Deposit, Effect, Effects, Lane, Registered, StatusReply, limits,
+};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use std::collections::BTreeSet;
@@ -270,20 +272,23 @@ impl Model {
         &mut self,
         step: &mut Step,
         client: u32,
-        (index, deposit): (usize, &Deposit),
+        (index, arrived): (usize, &Arrived),
         item: &Registered,
     ) -> Check {
         let fate = step.arrived.get(index).copied().unwrap_or(Fate::Waiting);
-        if let Some(status) = foretold_refusal(deposit) {
-            let told = show_status(&item.status);
-            ensure!(item.status == status, "deposit {index} is answered {told}, not {status}");
-            ensure!(fate == Fate::Closed(deposit.lane), "refused deposit {index}: {fate:?}");
-            return Ok(());
-        }
+        let deposit = &match foretold(arrived) {
+            Ok(deposit) => deposit,
+            Err(status) => {
+                let told = show_status(&item.status);
+                ensure!(item.status == status, "deposit {index} is answered {told}, not {status}");
+                ensure!(fate == Fate::Closed(arrived.lane), "refused deposit {index}: {fate:?}");
+                return Ok(());
+            }
+        };
         if item.status.is_ok() {
             return self.registered_ok(step, client, (index, deposit), (item.id, fate));
         }
-        ensure!(fate == Fate::Closed(deposit.lane), "refused deposit {index}: {fate:?}");
+        ensure!(fate == Fate::Closed(arrived.lane), "refused deposit {index}: {fate:?}");
         if item.status.result() == Err(ErrorCode::Again) {
             return self.overlaps_too_many(step, client, deposit);
         }

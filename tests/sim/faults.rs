@@ -23,7 +23,7 @@ pub fn of_action(stats: &mut Stats, model: &Model, action: &Action) {
         Action::Sendable { sendable: false, .. } => stats.fault(Fault::SlowReader),
         Action::Unsent { .. } => stats.fault(Fault::Unsent),
         Action::Register { deposits, .. } => {
-            let refused = deposits.iter().filter(|deposit| deposit.checked.is_err());
+            let refused = deposits.iter().filter(|deposit| deposit.judged.is_err());
             stats.faults(Fault::RefusedFd, refused.count());
         }
         Action::Acquire { wanted, .. } => {

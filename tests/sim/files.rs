@@ -34,7 +34,8 @@ impl Files {
     pub fn look(&self, action: &mut Action) {
         let files: Vec<&mut Option<File>> = match action {
             Action::Register { deposits, .. } => {
-                deposits.iter_mut().map(|it| &mut it.file).collect()
+                let judged = deposits.iter_mut().filter_map(|it| it.judged.as_mut().ok());
+                judged.map(|it| &mut it.file).collect()
             }
             Action::Supply { supplies, .. } => supplies.iter_mut().map(|it| &mut it.file).collect(),
             _ => return,

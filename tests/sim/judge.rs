@@ -5,7 +5,9 @@ use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
 use crate::step::{Fate, Foretold, Step};
 use crate::sums::Holder;
-use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply};
+use fdbroker_core::{
+    Arrived, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply,
+};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Status};
 use std::collections::BTreeMap;
@@ -238,11 +240,11 @@ impl Model {
             state.use_credits(sent);
         }
         for deposit in &deposits {
-            let refused = foretold_refusal(deposit).is_some();
-            let same = self.same(step, client, deposit).filter(|_| !refused);
+            let deposit = foretold(deposit).ok();
+            let same = deposit.and_then(|deposit| self.same(step, client, &deposit));
             step.same.push(same);
-            if same.is_none() && !refused {
-                self.overlapped_end(step, client, deposit);
+            if let Some(deposit) = deposit.filter(|_| same.is_none()) {
+                self.overlapped_end(step, client, &deposit);
             }
         }
         Ok(())
@@ -435,17 +437,15 @@ impl Model {
     }
 }
 
-/// The error that refuses a deposit in any state of the broker; `None` if there is none.
-pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
-    if let Err(status) = deposit.checked {
-        return Some(status);
-    }
+/// The deposit, or the error that refuses it in any state of the broker.
+pub fn foretold(arrived: &Arrived) -> Result<Deposit, Status> {
+    let deposit = arrived.judged?;
     let ends =
         [deposit.base, deposit.facts.fd_offset].map(|at| at.checked_add(deposit.facts.size_bytes));
     if deposit.facts.size_bytes == 0 || ends.contains(&None) {
-        return Some(ErrorCode::Protocol.into());
+        return Err(ErrorCode::Protocol.into());
     }
-    None
+    Ok(deposit)
 }
 
 /// All allocation ids that a slot can have.

@@ -6,7 +6,7 @@ use crate::action::groups_of;
 use crate::sums::Holder;
 use crate::tally::Proofs;
 use fdbroker_core::{
-    CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
+    Arrived, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
@@ -32,7 +32,7 @@ pub enum Phase {
 #[derive(Clone, Debug)]
 pub enum Ask {
     Hello { own_fds: u32, deadline: u64 },
-    Register { deposits: Vec<Deposit>, credits_wanted: u32, deadline: u64 },
+    Register { deposits: Vec<Arrived>, credits_wanted: u32, deadline: u64 },
     Unregister,
     Lease,
     Acquire { wanted: Vec<Wanted>, deadline: u64 },

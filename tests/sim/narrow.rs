@@ -5,7 +5,7 @@ use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::{Check, Phase};
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
-use fdbroker_core::{Config, Deposit, Lane, Now, Redeposit, limits};
+use fdbroker_core::{Arrived, Config, Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 
 const UID: u32 = 1000;
@@ -134,11 +134,12 @@ pub fn hello_when_idle_fds_fill_the_table_then_ranks_get_in_as_they_are_closed(
 
 pub fn refused_fds_when_they_pile_up_then_deposits_are_refused_unread(rig: &mut Rig) -> Check {
     rig.begin(|config| config.max_refused_per_domain = 2);
-    let client = rig.client()?;
+    let (client, deadline) = (rig.client()?, rig.world.now + LONG_US);
     let status = Status::with_value(ErrorCode::UnsupportedFd, 7);
-    let refused = Deposit { checked: Err(status), lane: Lane::Refused, ..deposit(1) };
     for _ in 0..4 {
-        rig.register_raw(client, std::slice::from_ref(&refused), 0)?;
+        let deposits = vec![Arrived { judged: Err(status), lane: Lane::Refused }];
+        let (request, credits_wanted) = (rig.world.next_request(client), 0);
+        rig.world.feed(Action::Register { client, request, deposits, credits_wanted, deadline })?;
     }
     rig.settle(&[])?;
     rig.register_new(client, 1)?;

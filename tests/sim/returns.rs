@@ -7,7 +7,7 @@ use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
 use crate::step::{Quota, Step};
 use crate::tally::Promise;
 use fdbroker_core::{
-    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Lane, Record,
+    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Record,
     Redeposit, Registered,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
@@ -617,16 +617,9 @@ fn reserved(record: &Record) -> Allocation {
         job: None,
         key: record.owner,
         deposit: Deposit {
-            checked: Ok(()),
-            lane: Lane::Accepted,
-            file: None,
-            facts: Facts::NONE,
             share: record.share,
             recallable: record.recallable,
-            keep: false,
-            base: 0,
-            driver_data: None,
-            virtual_fd: false,
+            ..Facts::NONE.into()
         },
         count: 0,
         ended: None,

@@ -10,9 +10,10 @@ use crate::rng::Rng;
 use crate::setups::{self, Setup};
 use crate::world::{Reply, World};
 use fdbroker_core::{
-    Config, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, RecallEvent, Wanted, limits,
+    Arrived, Config, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, RecallEvent, Wanted,
+    limits,
 };
-use fdbroker_protocol::{AllocationId, Facts, MAX_BATCH, MemoryKind, Share, Status};
+use fdbroker_protocol::{AllocationId, Facts, MAX_BATCH, MemoryKind, Status};
 
 /// Far enough that no deadline passes by itself.
 pub const LONG_US: u64 = 60_000_000;
@@ -49,18 +50,13 @@ fn quiet_world(setup: Setup, mode: TraceMode) -> World {
 
 /// A deposit like most.
 pub fn deposit(id: u64) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        facts: Facts { owner_allocation_id: id, ..Facts::new(MemoryKind::DmaBuf, PAGE_BYTES) },
-        share: Share::Uid,
-        recallable: true,
-        keep: false,
-        base: 0x10_0000 + id * PAGE_BYTES,
-        driver_data: None,
-        virtual_fd: false,
-    }
+    let facts = Facts { owner_allocation_id: id, ..Facts::new(MemoryKind::DmaBuf, PAGE_BYTES) };
+    Deposit { recallable: true, base: 0x10_0000 + id * PAGE_BYTES, ..facts.into() }
+}
+
+/// A deposit whose fd is what its owner says.
+pub fn arrived(deposit: Deposit) -> Arrived {
+    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
 }
 
 /// The same of another size.
@@ -181,7 +177,7 @@ impl Rig {
         self.world.feed(Action::Register {
             client,
             request,
-            deposits: deposits.to_vec(),
+            deposits: deposits.iter().copied().map(arrived).collect(),
             credits_wanted: more as u32,
             deadline: self.world.now + LONG_US,
         })?;

@@ -11,7 +11,7 @@ use crate::recalls::*;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
-use fdbroker_core::{Caps, Config, Deposit, Lane, LeaseId, Now, Wanted, limits};
+use fdbroker_core::{Arrived, Caps, Config, Deposit, Lane, LeaseId, Now, Wanted, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
@@ -376,8 +376,7 @@ fn refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same(
     rig.begin(|_| {});
     let (client, request) = (rig.client()?, 77);
     let what = Status::with_value(ErrorCode::UnsupportedFd, 7);
-    let refused = Deposit { checked: Err(what), lane: Lane::Refused, ..deposit(1) };
-    let deposits = vec![refused];
+    let deposits = vec![Arrived { judged: Err(what), lane: Lane::Refused }];
     let deadline = rig.world.now;
     rig.world.feed(Action::Register { client, request, deposits, credits_wanted: 0, deadline })?;
     rig.world.feed(Action::Gone { client })?;

@@ -7,7 +7,7 @@ use crate::model::{Check, Model};
 use crate::step::Step;
 use crate::sums::{Holder, Ledger, Sums};
 use crate::tally::Promise;
-use fdbroker_core::{DomainKey, limits};
+use fdbroker_core::{Arrived, DomainKey, limits};
 use fdbroker_protocol::{NO_CAP, Resource};
 
 /// Stands for the share of a domain in the fds.
@@ -189,7 +189,7 @@ impl Model {
     /// A deposit that is never evicted is within the share of the domain.
     pub fn check_share_of_bytes(&self, action: &Action, before: &Ledger, after: &Ledger) -> Check {
         let Action::Register { client, deposits, .. } = action else { return Ok(()) };
-        let [deposit] = &deposits[..] else { return Ok(()) };
+        let [Arrived { judged: Ok(deposit), .. }] = &deposits[..] else { return Ok(()) };
         let more = after.node.resident_bytes.saturating_sub(before.node.resident_bytes);
         if more == 0 || more != deposit.facts.size_bytes.into() {
             return Ok(());

@@ -3,7 +3,7 @@
 
 use crate::judge::ensure;
 use crate::model::Check;
-use crate::rig::{LONG_US, Rig, deposit};
+use crate::rig::{LONG_US, Rig, arrived, deposit};
 use crate::rng::Rng;
 use fdbroker_core::{
     Body, Caps, CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted,
@@ -170,7 +170,7 @@ impl Node {
         }
         for number in 0..ALL as u64 {
             let client = ClientId((number / EACH) as u32);
-            let deposits = &[deposit(number)];
+            let deposits = &[arrived(deposit(number))];
             let (request, credits_wanted, deadline) = (REQUEST, 0, Now(u64::MAX));
             node.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))?;
         }

@@ -11,7 +11,7 @@ use fdbroker_protocol::{
 };
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
-use support::roomy;
+use support::{arrived, roomy};
 
 #[path = "support/supply.rs"]
 mod supply;
@@ -116,7 +116,7 @@ impl World {
 
     /// Registers one allocation.
     fn register(&mut self, client: ClientId, deposit: Deposit) -> AllocationId {
-        let (request, deadline, deposits) = (self.request(), FOR_EVER, &[deposit]);
+        let (request, deadline, deposits) = (self.request(), FOR_EVER, &[arrived(deposit)]);
         let credits_wanted = MAX_BATCH as u32;
         self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         assert!(self.fx.registered[0].status.is_ok(), "{}", self.fx.registered[0].status);
@@ -449,7 +449,8 @@ fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {
         let credits = world.core.clients(OWNER.0).next().expect("connected").credits as usize;
         let first = ids.len() + 1;
         let last = first + credits.min(MAX_BATCH).min(count - ids.len());
-        let deposits: Vec<Deposit> = (first..last).map(|base| deposit(base as u64)).collect();
+        let deposits: Vec<Arrived> =
+            (first..last).map(|base| arrived(deposit(base as u64))).collect();
         let (request, deposits) = (world.request(), &deposits[..]);
         world.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         ids.extend(world.fx.registered.iter().map(|one| one.id));

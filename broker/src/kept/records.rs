@@ -3,7 +3,7 @@
 //! none.
 
 use crate::kept::files::FileKey;
-use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Lane, Now};
+use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
@@ -104,18 +104,8 @@ impl<'a> SavedMemory<'a> {
                 Some((u8::try_from(length).ok()?, data))
             }
         };
-        Some(Deposit {
-            checked: Ok(()),
-            lane: Lane::Accepted,
-            file: None,
-            facts: Facts { kind, device, size_bytes, fd_offset, owner_allocation_id },
-            share: Share::Uid,
-            recallable: false,
-            keep: false,
-            base: 0,
-            driver_data,
-            virtual_fd: false,
-        })
+        let facts = Facts { kind, device, size_bytes, fd_offset, owner_allocation_id };
+        Some(Deposit { driver_data, ..facts.into() })
     }
 }
 

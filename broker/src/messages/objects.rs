@@ -7,8 +7,8 @@ use crate::messages::requests::{
     Breach, Context, Scratch, check_memory, deadline, expect_fds, expect_items, request_id,
 };
 use fdbroker_core::{
-    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, NewObject,
-    Now, ObjectView, RequestId,
+    Arrived, ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits,
+    NewObject, Now, ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::{
@@ -21,7 +21,7 @@ use fdbroker_protocol::object::{
     ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectRecord, ObjectScope, ObjectSealed,
     ObjectState, ObjectTouchHead, object_flags, record_flags,
 };
-use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Share, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Status, Writer};
 
 /// Whether a message is about named objects.
 pub fn is_about_objects(kind: Kind) -> bool {
@@ -72,7 +72,7 @@ pub struct NewGroup<'m> {
     flags: u32,
     keep_us: u64,
     credits_wanted: u32,
-    deposit: Deposit,
+    deposit: Arrived,
     objects: Vec<NewObject<'m>>,
 }
 
@@ -205,19 +205,11 @@ fn decode_create<'m>(
         || contradict(object_flags::KEEP | object_flags::NO_KEEP)
         || usize::from(length) > DRIVER_DATA_BYTES;
     let facts = facts.unwrap_or(Facts::NONE);
-    let (checked, lane) = check_memory(context, 0, &facts);
-    let deposit = Deposit {
-        checked: if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.map(|_| ()) },
-        lane,
-        file: checked.ok().flatten(),
-        facts,
-        share: Share::Uid,
-        recallable: false,
-        keep: false,
-        base: 0,
-        driver_data: (length != 0 && !is_broken).then_some((length, head.driver_data)),
-        virtual_fd: false,
-    };
+    let (found, lane) = check_memory(context, 0, &facts);
+    let found = if is_broken { Err(ErrorCode::Protocol.into()) } else { found };
+    let driver_data = (length != 0).then_some((length, head.driver_data));
+    let judged = found.map(|file| Deposit { file, driver_data, ..facts.into() });
+    let deposit = Arrived { judged, lane };
     let keep_us = keep_us(head.ttl_ms.get());
     let credits_wanted = head.credits_wanted.get().into();
     Ok(NewGroup { flags, keep_us, credits_wanted, deposit, objects: new_objects(items) })

@@ -90,21 +90,20 @@ pub(super) fn granted_item(
     }
 }
 
-/// A register reply; `deposits`: from the register request that is answered.
-pub fn write_registered<'w>(
+/// A register reply; `deposit`: what the request that is answered says at an index.
+pub fn write_registered<'w, 'd>(
     writer: &'w mut Writer,
     identity: &Identity,
     request: RequestId,
     registered: &[Registered],
-    deposits: &[Deposit],
+    deposit: impl Fn(u16) -> Option<&'d Deposit>,
     deposit_credits: u32,
 ) -> &'w [u8] {
     let head =
         RegisterReplyHead { deposit_credits: deposit_credits.into(), reserved: [0.into(); 3] };
     writer.start(Kind::RegisterReply, request.0).push(&head);
     for outcome in registered {
-        let deposit = deposits.get(usize::from(outcome.index));
-        let item = match deposit.filter(|_| outcome.status.is_ok()) {
+        let item = match deposit(outcome.index).filter(|_| outcome.status.is_ok()) {
             Some(deposit) => registered_item(identity, outcome, deposit),
             None => message::Registered {
                 status: outcome.status,

@@ -5,8 +5,8 @@ use crate::fds::classify::{Classifier, Unfit};
 use crate::fds::table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
-    Body, ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit, RequestId,
-    Supply, Wanted,
+    Arrived, Body, ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit,
+    RequestId, Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
@@ -70,8 +70,8 @@ impl From<DecodeError> for Breach {
 /// The lists that inputs borrow from, reused.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    /// Of the last register or redeposit; its reply needs them.
-    pub deposits: Vec<Deposit>,
+    /// Of the last register; its reply needs them.
+    pub deposits: Vec<Arrived>,
     /// Of the grant at hand, in its order.
     pub slots: Vec<u32>,
     ids: Vec<AllocationId>,
@@ -80,6 +80,15 @@ pub struct Scratch {
     supplies: Vec<Supply>,
     redeposits: Vec<Redeposit>,
     declared: Vec<Declared>,
+}
+
+impl Scratch {
+    /// What the last register or redeposit says at this index, if it is sound.
+    pub fn deposit(&self, index: u16) -> Option<&Deposit> {
+        let index = usize::from(index);
+        let arrived = self.deposits.get(index).and_then(|it| it.judged.as_ref().ok());
+        arrived.or_else(|| self.redeposits.get(index).map(|it| &it.deposit))
+    }
 }
 
 /// What decoding needs to know besides the message.
@@ -169,6 +178,7 @@ pub fn decode_event<'s>(
     expect_fds(message, with_fd)?;
     // What is stored from this message is no deposit.
     scratch.deposits.clear();
+    scratch.redeposits.clear();
     let mut next_fd = 0;
     let supplies = &mut scratch.supplies;
     fill(supplies, items, |item| decode_supply(item, &mut next_fd, context));
@@ -213,6 +223,7 @@ fn decode_register<'s>(
     let request = request_id(message)?;
     let (head, items) = message.head_and_items::<RegisterHead, RegisterItem>()?;
     expect_fds(message, items.len())?;
+    scratch.redeposits.clear();
     let mut index = 0;
     // Nothing beyond the credit is kept, so these fds are not worth a look.
     let is_worth_it = items.len() as u64 <= context.core.deposit_credits(context.client);
@@ -220,10 +231,7 @@ fn decode_register<'s>(
     fill(&mut scratch.deposits, items, |item| {
         index += 1;
         if refused == REFUSED_LOOKS_PER_MESSAGE {
-            let (mut deposit, _) = claimed_deposit(item);
-            deposit.checked = Err(ErrorCode::Again.into());
-            deposit.driver_data = None;
-            return deposit;
+            return Arrived { judged: Err(ErrorCode::Again.into()), lane: Lane::Refused };
         }
         let deposit = decode_deposit(item, is_worth_it.then_some(index - 1), context);
         refused += usize::from(is_worth_it && deposit.lane == Lane::Refused);
@@ -246,9 +254,8 @@ fn decode_redeposit<'s>(
     let request = request_id(message)?;
     let (_, items) = message.head_and_items::<RegisterHead, RedepositItem>()?;
     expect_items(message, items.len())?;
+    scratch.deposits.clear();
     fill(&mut scratch.redeposits, items, |item| decode_redeposited(item, context));
-    // Their handles are in the reply.
-    fill(&mut scratch.deposits, &scratch.redeposits, |item| item.deposit);
     Ok(Body::Redeposit { items: &scratch.redeposits }.by(context.client, request))
 }
 
@@ -299,8 +306,6 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
         || item.flags & !register_flags::ALL != 0
         || usize::from(length) > DRIVER_DATA_BYTES;
     let deposit = Deposit {
-        checked: Ok(()),
-        lane: Lane::Refused,
         file: None,
         facts: facts.unwrap_or(Facts::NONE),
         share: share.unwrap_or(Share::Uid),
@@ -315,22 +320,17 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
 
 /// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its
 /// fd, if that is looked at.
-fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Deposit {
+fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Arrived {
     let (mut deposit, is_broken) = claimed_deposit(item);
-    let checked = match index {
+    let (found, lane) = match index {
         Some(index) => check_fd(context, index, deposit.share, &deposit.facts),
         None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
     };
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
-    deposit.lane = checked.1;
-    deposit.file = checked.0.ok().flatten();
-    deposit.checked =
-        if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.0.map(|_| ()) };
-    if deposit.checked.is_err() {
-        deposit.driver_data = None;
-    }
-    deposit
+    let found = if is_broken { Err(ErrorCode::Protocol.into()) } else { found };
+    deposit.file = found.ok().flatten();
+    Arrived { judged: found.map(|_| deposit), lane }
 }
 
 /// Whether the fd at `index` is what its producer says, and which closer may close it.

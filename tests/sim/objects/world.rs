@@ -8,6 +8,7 @@ use super::table::Table;
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::report::{Stats, Trace};
+use crate::rig::{arrived, deposit, sized};
 use crate::rng::Rng;
 use crate::setups;
 use crate::tally::Promise;
@@ -318,7 +319,7 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
                 inherits: how.inherits,
                 outlives: how.outlives,
                 evictable: how.evictable,
-                deposit: crate::rig::sized(how.size_bytes, crate::rig::deposit(0)),
+                deposit: arrived(sized(how.size_bytes, deposit(0))),
                 credits_wanted: 0,
                 objects: &objects,
             };

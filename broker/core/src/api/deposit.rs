@@ -5,16 +5,11 @@ use crate::api::ids::{File, Lane};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 
-/// One deposit of a register: what the client said, with what the daemon found out about the fd.
+/// What an owner says of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit {
-    /// `Err`: the fd was refused before the core saw it (UNSUPPORTED_FD and its kind), and goes to
-    /// `lane`.
-    pub checked: Result<(), Status>,
-    /// Where the fd goes when it is not kept.
-    pub lane: Lane,
-    /// Its file; `None` where the kernel does not tell: then it pins the size that the owner
-    /// claims.
+    /// Its file, which the daemon finds; `None` where the kernel does not tell, or there is no fd:
+    /// then it pins the size that the owner claims.
     pub file: Option<File>,
     /// What it is.
     pub facts: Facts,
@@ -30,6 +25,16 @@ pub struct Deposit {
     pub driver_data: Option<(u8, [u8; DRIVER_DATA_BYTES])>,
     /// Its handle has a virtual fd.
     pub virtual_fd: bool,
+}
+
+/// A deposit that has come with its fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// The deposit, if its fd is what the owner says. `Err`: it was refused before the core saw it
+    /// (UNSUPPORTED_FD and its kind).
+    pub judged: Result<Deposit, Status>,
+    /// Where the fd goes when it is not kept.
+    pub lane: Lane,
 }
 
 /// One answer of a supply.
@@ -53,7 +58,7 @@ pub struct Supply {
 pub struct Redeposit {
     /// `Err`: what the daemon found wrong with handle, token or item.
     pub id: Result<AllocationId, ErrorCode>,
-    /// As at its registration; `checked` and `lane` mean nothing here.
+    /// As at its registration.
     pub deposit: Deposit,
     /// Its owner has ended it meanwhile, and wants to hear when it is drained.
     pub ended: bool,
@@ -70,6 +75,22 @@ pub struct Declared {
 
 /// One handle of an acquire, after the daemon verified its MAC.
 pub type Wanted = Result<AllocationId, ErrorCode>;
+
+/// Memory of which nothing else is said: its uid may have it, and nobody else.
+impl From<Facts> for Deposit {
+    fn from(facts: Facts) -> Self {
+        Deposit {
+            file: None,
+            facts,
+            share: Share::Uid,
+            recallable: false,
+            keep: false,
+            base: 0,
+            driver_data: None,
+            virtual_fd: false,
+        }
+    }
+}
 
 impl Deposit {
     /// Device, address and bytes.

@@ -20,7 +20,7 @@ pub struct Kept {
     pub gid: u32,
     /// Its owner's job, with its name for people.
     pub job: Option<(JobKey, JobName)>,
-    /// As deposited; `checked` and `lane` mean nothing here.
+    /// As deposited.
     pub deposit: Deposit,
 }
 
@@ -119,7 +119,7 @@ pub struct KeptGroup<'a> {
     pub evictable: bool,
     /// When it was sealed.
     pub since: Now,
-    /// Its memory, as deposited; `checked` and `lane` mean nothing here.
+    /// Its memory, as deposited.
     pub deposit: Deposit,
     /// Those that have their names.
     pub objects: Vec<KeptObject<'a>>,

@@ -1,7 +1,7 @@
 //! What is said of objects to the core, and what it says of them. Plain data: must never hold an
 //! fd, a clock or an OS type.
 
-use crate::api::deposit::Deposit;
+use crate::api::deposit::Arrived;
 use crate::api::ids::{GroupId, Now};
 use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 use fdbroker_protocol::{AllocationId, MemoryKind};
@@ -54,7 +54,7 @@ pub struct Create<'a> {
     pub evictable: bool,
     /// Its memory. Share, address and what is said of recalls, keeping and virtual fds mean nothing
     /// here.
-    pub deposit: Deposit,
+    pub deposit: Arrived,
     /// Deposits that will follow.
     pub credits_wanted: u32,
     /// The first of its objects.

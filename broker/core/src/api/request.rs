@@ -3,7 +3,7 @@
 //! allocation.
 
 use crate::api::config::CapsOfScopes;
-use crate::api::deposit::{Declared, Deposit, Redeposit, Supply, Wanted};
+use crate::api::deposit::{Arrived, Declared, Redeposit, Supply, Wanted};
 use crate::api::effect::Granted;
 use crate::api::ids::{
     ClientId, DomainKey, GroupId, JobKey, LeaseId, Now, OwnerKey, RequestId, Ticket,
@@ -107,7 +107,7 @@ pub enum Body<'a> {
     /// Deposits; the fd of each is at the same index of the message. More of them than credits:
     /// [`Effect::Failed`](crate::Effect::Failed) PROTOCOL, every fd by
     /// [`Effect::CloseArrived`](crate::Effect::CloseArrived).
-    Register { deposits: &'a [Deposit], credits_wanted: u32, deadline: Now },
+    Register { deposits: &'a [Arrived], credits_wanted: u32, deadline: Now },
     /// The owner ends registrations.
     Unregister { ids: &'a [AllocationId] },
     /// The owner's answers to recalls. One-way.
@@ -180,7 +180,7 @@ pub(crate) struct Terms<'a> {
     /// Items that the message lists.
     pub items: usize,
     /// Of each fd that has come with it.
-    pub deposits: &'a [Deposit],
+    pub deposits: &'a [Arrived],
 }
 
 impl<'a> Body<'a> {

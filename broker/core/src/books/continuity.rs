@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use crate::api::{Deposit, DomainKey, Lane, NONE, Now, OwnerKey, Record};
+use crate::api::{Deposit, DomainKey, NONE, Now, OwnerKey, Record};
 use crate::books::allocation::{Allocation, State};
 
 use fdbroker_protocol::{ErrorCode, Facts};
@@ -245,18 +245,8 @@ impl Continuity {
 impl Allocation {
     /// An allocation that waits for its owner: its domain and share are known, and nothing else.
     pub(crate) fn former(domain: u32, record: &Record, state: State, now: Now) -> Self {
-        let deposit = Deposit {
-            checked: Ok(()),
-            lane: Lane::Accepted,
-            file: None,
-            facts: Facts::NONE,
-            share: record.share,
-            recallable: record.recallable,
-            keep: false,
-            base: 0,
-            driver_data: None,
-            virtual_fd: false,
-        };
+        let Record { share, recallable, .. } = *record;
+        let deposit = Deposit { share, recallable, ..Facts::NONE.into() };
         Allocation::new(&deposit, NONE, domain, state, now)
     }
 }

@@ -1,7 +1,7 @@
 //! What to remember outside the broker, for one after a crash. Must never change anything.
 
 use crate::api::{
-    ClientId, Deposit, GroupId, Kept, KeptGroup, KeptObject, Lane, NONE, OwnerKey, Record, Touch,
+    ClientId, Deposit, GroupId, Kept, KeptGroup, KeptObject, NONE, OwnerKey, Record, Touch,
 };
 use crate::books::objects::groups::{Group, Member};
 use crate::core::Core;
@@ -53,8 +53,6 @@ impl Core {
         let allocation = &self.books.allocations[slot];
         let traits = allocation.traits;
         Deposit {
-            checked: Ok(()),
-            lane: Lane::Accepted,
             file: self.books.file_of(slot),
             facts: allocation.facts(),
             share: traits.share(),

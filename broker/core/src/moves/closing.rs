@@ -1,6 +1,6 @@
 //! Fds on their way through the closers. Must never give their places away before they are closed.
 
-use crate::api::{ClientId, Deposit, Effect, Lane, NONE, Ticket};
+use crate::api::{Arrived, ClientId, Effect, Lane, NONE, Ticket};
 use crate::books::{Books, Client, Closing, REFUSED_FD, ScopeId};
 use crate::moves::Step;
 
@@ -53,7 +53,7 @@ impl Books {
     pub(crate) fn close_all_uninvited(
         &mut self,
         client: ClientId,
-        deposits: &[Deposit],
+        deposits: &[Arrived],
         step: &mut Step,
     ) {
         for (index, deposit) in (0..).zip(deposits) {

@@ -1,7 +1,7 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{Asker, Deposit, Effect, Lane, NONE, Now, Registered};
+use crate::api::{Arrived, Asker, Deposit, Effect, Lane, NONE, Now, Registered};
 use crate::books::{Allocation, Blocked, Charge, Client, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
@@ -24,7 +24,7 @@ impl Core {
     pub(crate) fn register(
         &mut self,
         by: Asker,
-        deposits: &[Deposit],
+        deposits: &[Arrived],
         credits_wanted: u32,
         deadline: Now,
         step: &mut Step,
@@ -50,7 +50,7 @@ impl Core {
             return self.answer_register(by, begin, wanted, step);
         }
         for (index, deposit) in (0..).zip(deposits) {
-            let done = self.deposit(client.0, deposit, step);
+            let done = deposit.judged.and_then(|deposit| self.deposit(client.0, &deposit, step));
             if let Ok(Outcome::Kept(id)) = done {
                 step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
                 self.books.keep_stored(id.slot, step);
@@ -86,7 +86,7 @@ impl Core {
 
     /// Whether the client may send the fds, and the domain's refused ones have not piled up. Else
     /// the request fails, and they are closed.
-    pub(crate) fn admit(&mut self, by: Asker, deposits: &[Deposit], step: &mut Step) -> bool {
+    pub(crate) fn admit(&mut self, by: Asker, deposits: &[Arrived], step: &mut Step) -> bool {
         let Client { credits, credits_taken, domain, .. } = self.books.clients[by.client.0];
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
         let status = if deposits.len() as u64 > credits + credits_taken {
@@ -134,7 +134,6 @@ impl Core {
         deposit: &Deposit,
         step: &mut Step,
     ) -> Result<Outcome, Status> {
-        deposit.checked?;
         if !deposit.has_sound_range() {
             return Err(ErrorCode::Protocol.into());
         }

@@ -28,7 +28,7 @@ impl World {
     /// Its deposit, by another client than the owner.
     fn deposit_of(&mut self, client: ClientId, base: u64) -> Status {
         let (request, deadline) = (self.request(), Now(0));
-        let deposits = &[deposit(base)];
+        let deposits = &[arrived(deposit(base))];
         self.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         self.fx.registered[0].status
     }

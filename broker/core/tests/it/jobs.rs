@@ -49,7 +49,7 @@ fn acquire_when_the_jobs_held_fds_are_full_then_the_jobs_own_are_evicted_alone()
             Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request),
         );
         world.close_all();
-        let (request, deposits) = (world.request(), &[deposit(base)]);
+        let (request, deposits) = (world.request(), &[arrived(deposit(base))]);
         world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         (world.fx.registered[0].id, world.state(outside))
     };

@@ -13,7 +13,7 @@ fn left() -> (World, AllocationId) {
     let mut world = World::new(config());
     connect_in_job(&mut world, FIRST, JOB);
     let (request, deadline) = (world.request(), Now(u64::MAX));
-    let deposits = &[kept_deposit(1)];
+    let deposits = &[arrived(kept_deposit(1))];
     world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(FIRST, request));
     let id = world.fx.registered[0].id;
     world.gone(FIRST);

@@ -29,7 +29,7 @@ mod supply;
 mod support;
 mod turns;
 
-use support::deposit;
+use support::{arrived, deposit};
 
 const MS: u64 = 1000;
 const OWNER: ClientId = ClientId(0);
@@ -116,7 +116,7 @@ impl World {
             );
             self.close_all();
         }
-        let deposits = &[deposit];
+        let deposits = &[arrived(deposit)];
         let request = self.request();
         self.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         self.fx.registered[0]
@@ -260,12 +260,12 @@ fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
 fn register_when_refused_fds_pile_up_then_told_before_the_connection_ends() {
     let mut world = World::new(Config { max_refused_per_domain: 1, ..config() });
     let what = Status::with_value(ErrorCode::UnsupportedFd, 9);
-    let refused = Deposit { checked: Err(what), lane: Lane::Refused, ..deposit(1) };
-    assert_eq!(world.register(refused).status, what);
+    let deposits = &[Arrived { judged: Err(what), lane: Lane::Refused }];
     let (client, request, deadline) = (OWNER, RequestId(9), Now(0));
-    let deposits = &[refused];
-    let effects =
-        world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
+    let refused = Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request);
+    world.step(refused);
+    assert_eq!(world.fx.registered[0].status, what);
+    let effects = world.step(refused);
     let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, 1, 0);
     assert_eq!(effects[0], Effect::Failed { client, request, status });
     assert_eq!(effects.last(), Some(&Effect::Disconnect { client, status }));

@@ -1,8 +1,8 @@
 //! A configuration and a deposit that tests begin with. Must never have a number that a test
 //! depends on and does not set.
 
-use fdbroker_core::{Caps, Config, Deposit, Lane, SubordinateUids};
-use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind, Share};
+use fdbroker_core::{Arrived, Caps, Config, Deposit, Lane, SubordinateUids};
+use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind};
 
 /// Room for millions, and no caps.
 pub fn roomy() -> Config {
@@ -31,16 +31,11 @@ pub fn roomy() -> Config {
 
 /// A recallable page at an address of its own.
 pub fn deposit(base: u64) -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        facts: Facts { owner_allocation_id: base, ..Facts::new(MemoryKind::Memfd, 4096) },
-        share: Share::Uid,
-        recallable: true,
-        keep: false,
-        base: base * 0x1_0000,
-        driver_data: None,
-        virtual_fd: false,
-    }
+    let facts = Facts { owner_allocation_id: base, ..Facts::new(MemoryKind::Memfd, 4096) };
+    Deposit { recallable: true, base: base * 0x1_0000, ..facts.into() }
+}
+
+/// A deposit whose fd is what its owner says.
+pub fn arrived(deposit: Deposit) -> Arrived {
+    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
 }

@@ -65,7 +65,7 @@ impl Server {
             Effect::StoreArrived { index, slot } => {
                 // The kind of a deposit is what its producer said and the daemon has checked; a
                 // supply is without one, and of what was registered.
-                let deposit = self.scratch.deposits.get(usize::from(*index));
+                let deposit = self.scratch.deposit(*index);
                 let facts = deposit.map(|deposit| deposit.facts).or(self.core.facts(*slot));
                 let kind = facts.map_or(MemoryKind::Memfd, |facts| facts.kind);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
@@ -102,7 +102,7 @@ impl Server {
                     self.node.identity(),
                     *request,
                     &all.registered[range.clone()],
-                    &self.scratch.deposits,
+                    |index| self.scratch.deposit(index),
                     *deposit_credits,
                 );
                 self.send_written(*client);

@@ -9,7 +9,8 @@ use crate::kernel::{is_same_file, stat};
 use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
 use fdbroker_core::{
-    Body, ClientId, Create, Deleted, Deposit, GroupId, Inherits, Lane, NewObject, Now, RequestId,
+    Arrived, Body, ClientId, Create, Deleted, Deposit, GroupId, Inherits, Lane, NewObject, Now,
+    RequestId,
 };
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, Facts};
@@ -144,8 +145,8 @@ impl Kept {
         let fd = memfd();
         let inode = stat(fd.as_fd()).unwrap().inode;
         arrive(server, fd.as_fd());
-        let mut deposit = deposit();
-        deposit.facts.kind = how.kind;
+        let facts = Facts { kind: how.kind, ..deposit().facts };
+        let deposit = arrived(Deposit { facts, ..deposit() });
         server.scratch.deposits = vec![deposit];
         let metadata = vec![7; how.metadata];
         let object = |name: &String| {
@@ -268,18 +269,12 @@ fn newest_client(bench: &Bench) -> ClientId {
 }
 
 fn deposit() -> Deposit {
-    Deposit {
-        checked: Ok(()),
-        lane: Lane::Accepted,
-        file: None,
-        facts: Facts { owner_allocation_id: 9, ..Facts::new(MemoryKind::Memfd, SIZE) },
-        share: Share::Uid,
-        recallable: false,
-        keep: false,
-        base: 0,
-        driver_data: Some((3, [5; 64])),
-        virtual_fd: false,
-    }
+    let facts = Facts { owner_allocation_id: 9, ..Facts::new(MemoryKind::Memfd, SIZE) };
+    Deposit { driver_data: Some((3, [5; 64])), ..facts.into() }
+}
+
+fn arrived(deposit: Deposit) -> Arrived {
+    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
 }
 
 #[test]

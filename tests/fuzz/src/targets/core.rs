@@ -7,9 +7,10 @@ mod objects;
 
 use crate::bytes::Bytes;
 use fdbroker_core::{
-    Body, Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect,
-    Effects, Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName,
-    Lane, LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
+    Arrived, Body, Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey,
+    Effect, Effects, Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey,
+    JobName, Lane, LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket,
+    Wanted,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
@@ -232,7 +233,7 @@ impl World {
     }
 
     fn register(&mut self, client: ClientId, bytes: &mut Bytes<'_>) {
-        let deposits = self.some(bytes, |_, bytes| deposit(bytes));
+        let deposits = self.some(bytes, |_, bytes| arrived(bytes));
         let request = self.request(client, bytes);
         let credits_wanted = bytes.u8().into();
         let deadline = self.deadline(bytes);
@@ -334,7 +335,7 @@ impl World {
         if bytes.bool() {
             let items = self.some(bytes, |world, bytes| Redeposit {
                 id: world.wanted(bytes),
-                deposit: deposit(bytes),
+                deposit: deposit(bytes).1,
                 ended: bytes.u8() % 4 == 3,
             });
             self.step(Body::Redeposit { items: &items }.by(client, request), 0);
@@ -595,16 +596,21 @@ fn lane(what: u8) -> Lane {
     if what & 8 != 0 { Lane::Accepted } else { Lane::Refused }
 }
 
-fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
-    let what = bytes.u8();
-    let more = bytes.u8();
-    let refused = Status::with_value(ErrorCode::UnsupportedFd, FdType::Pipe as u64);
-    let is_refused = what & 7 == 7;
+fn arrived(bytes: &mut Bytes<'_>) -> Arrived {
+    let (what, deposit) = deposit(bytes);
+    if what & 7 == 7 {
+        let refused = Status::with_value(ErrorCode::UnsupportedFd, FdType::Pipe as u64);
+        return Arrived { judged: Err(refused), lane: lane(what) };
+    }
+    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
+}
+
+/// A deposit, and a number to draw more from.
+fn deposit(bytes: &mut Bytes<'_>) -> (u8, Deposit) {
+    let (what, more) = (bytes.u8(), bytes.u8());
     let kind = MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()];
     let size_bytes = u64::from(more >> 5) * 512 + 512;
-    Deposit {
-        checked: if is_refused { Err(refused) } else { Ok(()) },
-        lane: if is_refused { lane(what) } else { Lane::Accepted },
+    let deposit = Deposit {
         file: None,
         facts: Facts {
             owner_allocation_id: u64::from(more >> 4 & 1),
@@ -617,5 +623,6 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
         base: u64::from(more >> 3 & 3) * 1024,
         driver_data: (what & 8 != 0).then_some((3, [7; 64])),
         virtual_fd: false,
-    }
+    };
+    (what, deposit)
 }

@@ -12,14 +12,13 @@ use crate::moves::Step;
 use crate::requests::register::Outcome;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::object::ObjectEvent;
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share, Status, is_object_name};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status, is_object_name};
 
 impl Core {
     pub(crate) fn create_objects(&mut self, by: Asker, create: &Create<'_>, step: &mut Step) {
         let Asker { client, request } = by;
-        let deposits = std::slice::from_ref(&create.deposit);
         let lane = create.deposit.lane;
-        if !self.admit(by, deposits, step) {
+        if !self.admit(by, std::slice::from_ref(&create.deposit), step) {
             return;
         }
         if !self.give_places(client.0, 1) {
@@ -53,12 +52,13 @@ impl Core {
         }
         let Client { domain, serial, pid, .. } = self.books.clients[client];
         let Create { replace, keep_us, pin, inherits, outlives, evictable, .. } = *create;
-        let size = create.deposit.facts.size_bytes;
+        let deposit = create.deposit.judged?;
+        let size = deposit.facts.size_bytes;
         let new = Group::new(domain, scope, (client, serial), pid, size, step.now);
         let group = Group { replace, keep_us, pin, inherits, outlives, evictable, ..new };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
-        let stored = begun.and_then(|()| self.store_group(client, &create.deposit, step));
+        let stored = begun.and_then(|()| self.store_group(client, &deposit, step));
         match stored {
             Ok(id) => {
                 self.books.objects.groups.set_memory(number, id.slot);
@@ -79,9 +79,8 @@ impl Core {
         deposit: &Deposit,
         step: &mut Step,
     ) -> Result<AllocationId, Status> {
-        let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
-        let share = Share::Uid;
-        let deposit = Deposit { share, recallable, keep, base, virtual_fd, ..*deposit };
+        let Deposit { file, facts, driver_data, .. } = *deposit;
+        let deposit = Deposit { file, driver_data, ..facts.into() };
         match self.deposit(client, &deposit, step)? {
             Outcome::Kept(id) => Ok(id),
             Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),

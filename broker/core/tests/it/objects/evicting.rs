@@ -61,7 +61,7 @@ impl World {
     fn put_kept(&mut self, client: ClientId, name: &str, groups: u64) -> Result<u64, Status> {
         let objects = [object(name)];
         let (keep_us, evictable) = (Some(1_000_000 * MS), true);
-        let deposit = sized(groups * SIZE, deposit(0));
+        let deposit = arrived(sized(groups * SIZE, deposit(0)));
         let kept = Create { keep_us, evictable, deposit, ..create(&objects) };
         let group = self.create_with(client, &kept)?;
         let sealed = self.seal(client, group);
@@ -109,7 +109,7 @@ fn seal_when_more_must_go_than_a_step_may_end_then_again_until_it_fits() {
     let mut world = shared_node_of(100);
     world.fill(OWNER, 90);
     let objects = [object("large")];
-    let deposit = sized(80 * SIZE, deposit(0));
+    let deposit = arrived(sized(80 * SIZE, deposit(0)));
     let large = Create { keep_us: Some(1_000_000 * MS), deposit, ..create(&objects) };
     let group = world.create_with(OWNER, &large).expect("begun");
     let refused = world.seal(OWNER, group).expect_err("70 or more must go");
@@ -126,7 +126,7 @@ fn create_when_the_clients_own_cap_is_full_then_no_group_goes_for_it() {
     world.put_evictable("a");
     world.put_evictable("b");
     let large = [object("large")];
-    let deposit = sized(3 * SIZE, deposit(0));
+    let deposit = arrived(sized(3 * SIZE, deposit(0)));
     let refused = world.try_put(&Create { deposit, ..create(&large) }).expect_err("its own cap");
     assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
     assert_eq!(world.names(USER, ""), ["a", "b"]);

@@ -31,7 +31,7 @@ fn create<'a>(objects: &'a [NewObject<'a>]) -> Create<'a> {
         inherits: Inherits::default(),
         outlives: false,
         evictable: false,
-        deposit: sized(SIZE, deposit(0)),
+        deposit: arrived(sized(SIZE, deposit(0))),
         credits_wanted: 0,
         objects,
     }

@@ -13,7 +13,8 @@ impl Kept {
         let server = &mut self.bench.server;
         arrive(server, fd);
         let deposit = Deposit { keep: true, ..deposit() };
-        let deposit = Deposit { facts: Facts { kind, ..deposit.facts }, ..deposit };
+        let facts = Facts { kind, ..deposit.facts };
+        let deposit = arrived(Deposit { facts, ..deposit });
         server.scratch.deposits = vec![deposit];
         let deposits = &[deposit];
         let body = Body::Register { deposits, credits_wanted: 1, deadline: Now(0) };

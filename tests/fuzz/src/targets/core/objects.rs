@@ -1,7 +1,7 @@
 //! Acts upon named objects. Must never pin a group: an input ends with everything gone by itself,
 //! and pinned groups stay. The simulator (tests/sim) has them.
 
-use super::{World, deposit};
+use super::{World, arrived};
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Body, ClientId, Create, Deleted, GroupId, Inherits, NewObject, RequestId, Touch,
@@ -74,7 +74,7 @@ impl World {
             inherits: Inherits { keep: what & 8 != 0, pin: what & 8 != 0 },
             outlives: what & 40 == 40,
             evictable: what & 64 != 0,
-            deposit: deposit(bytes),
+            deposit: arrived(bytes),
             credits_wanted: bytes.u8().into(),
             objects,
         };
