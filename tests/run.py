@@ -189,14 +189,18 @@ def is_empty(text):
 
 
 def interesting(text):
-    """The lines that name failures, with the indented ones above and below them (a reason, a screen, a state), and the end."""
+    """The lines that name failures, with the indented ones above and below them (a reason, a screen, a state), and the end.
+
+    What a panic says stands in the lines below it, up to 4, and is not indented.
+    """
     lines, chosen, above = text.splitlines(), [], []
-    is_named = False
+    is_named, of_panic = False, 0
     for line in lines:
         is_failure, is_indented = bool(FAILURE.match(line)), line.startswith("    ")
         if is_failure:
             chosen += above
-        is_named = is_failure or is_named and is_indented
+        of_panic = 4 if "panicked at" in line else max(of_panic - 1, 0)
+        is_named = is_failure or is_named and (is_indented or of_panic > 0)
         if is_named:
             chosen.append(line)
         above = above + [line] if is_indented and not is_named else []
