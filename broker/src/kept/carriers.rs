@@ -85,6 +85,8 @@ pub struct Carriers {
     /// Of these, those of a device.
     urgent: BTreeSet<u32>,
     most: usize,
+    /// New ones have at least this number: the store may still drop what has the name of another.
+    first_new: u32,
     /// Fds that may lie in all of them.
     most_fds: usize,
     fds: usize,
@@ -102,14 +104,16 @@ pub struct End<'a> {
 }
 
 impl Carriers {
-    /// None yet, and never more than `most`, nor more fds than `most_fds` in them.
-    pub fn new(most: usize, most_fds: usize) -> Self {
+    /// None yet, and never more than `most`, nor more fds than `most_fds` in them; new ones have
+    /// numbers from `first_new` on.
+    pub fn new(most: usize, most_fds: usize, first_new: u32) -> Self {
         Carriers {
             all: BTreeMap::new(),
             places: BTreeMap::new(),
             dirty: BTreeSet::new(),
             urgent: BTreeSet::new(),
             most,
+            first_new,
             most_fds,
             fds: 0,
             last_number: 0,
@@ -182,7 +186,8 @@ impl Carriers {
     /// Those of socketpair(2).
     pub fn add(&mut self) -> io::Result<()> {
         let pair = carrier::Carrier::new()?;
-        let number = self.all.last_key_value().map_or(0, |(number, _)| number + 1);
+        let last = self.all.last_key_value();
+        let number = last.map_or(0, |(number, _)| number + 1).max(self.first_new);
         let (class, parcels) = (Class::Host, VecDeque::new());
         let new = Carrier { pair, class, parcels, dead: 0, dropping: 0, stored: 0 };
         self.all.insert(number, new);

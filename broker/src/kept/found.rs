@@ -138,12 +138,8 @@ pub(super) fn end_name(carrier: u32, is_near: bool) -> String {
 /// Carriers both of whose ends are in `stored`, out of it: number, the end that is written to, the
 /// other.
 pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, OwnedFd, OwnedFd)> {
-    let number_of = |name: &String| {
-        let number = name.strip_prefix(names::OBJECT_CARRIER_PREFIX)?.strip_suffix(".0")?;
-        number.parse::<u32>().ok()
-    };
     let mut found = Vec::new();
-    let numbers: Vec<u32> = stored.keys().filter_map(number_of).collect();
+    let numbers: Vec<u32> = stored.keys().filter_map(|name| carrier_of(name)).collect();
     for number in numbers {
         let [near, far] = [true, false].map(|is_near| end_name(number, is_near));
         // One without the other must not be closed here.
@@ -155,4 +151,16 @@ pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, OwnedFd
         }
     }
     found
+}
+
+/// The first number above those of all carriers of which anything is in `stored`.
+pub(super) fn first_free(stored: &BTreeMap<String, OwnedFd>) -> u32 {
+    let numbers = stored.keys().filter_map(|name| carrier_of(name));
+    numbers.max().map_or(0, |last| last + 1)
+}
+
+/// The carrier whose end has this name. So many as `i32` has were never made.
+fn carrier_of(name: &str) -> Option<u32> {
+    let (number, _) = name.strip_prefix(names::OBJECT_CARRIER_PREFIX)?.split_once('.')?;
+    number.parse().ok().filter(|number| *number < i32::MAX as u32)
 }

@@ -8,7 +8,7 @@ use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::kept::carriers::{Carriers, CarryError, Class};
 use crate::kept::files::{FileKey, KeptFiles};
-use crate::kept::found::{Found, FoundAll, end_name, pairs};
+use crate::kept::found::{Found, FoundAll, end_name, first_free, pairs};
 use crate::kept::log::{Log, bytes_of};
 use crate::kept::records::{Key, Record, SavedAllocation, SavedGroup, encode};
 use crate::kernel::KernelFeatures;
@@ -260,7 +260,8 @@ impl Table {
         features: KernelFeatures,
         found: &mut FoundAll,
     ) -> io::Result<Table> {
-        let mut carriers = Carriers::new(room.carriers, room.fds);
+        let first_new = first_free(&stored);
+        let mut carriers = Carriers::new(room.carriers, room.fds, first_new);
         let mut fds = BTreeMap::new();
         for (number, near, far) in pairs(&mut stored) {
             if let Err(error) = carriers.adopt(number, near, far, &mut fds) {

@@ -71,6 +71,25 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
 }
 
 #[test]
+fn kept_when_the_manager_has_lost_an_end_of_the_last_carrier_then_what_is_kept_next_outlives_the_broker()
+ {
+    let mut manager = managed();
+    manager.end(Signal::SIGKILL);
+    let ends = manager.stored_for_objects();
+    let last = ends.iter().filter(|name| name.ends_with(".1")).max().expect("carriers are ahead");
+    manager.lose(last);
+    manager.start(&[]);
+    let other = last.replace(".1", ".0");
+    let is_gone = || !manager.stored_for_objects().contains(&other);
+    eventually("its other end has left the store", is_gone);
+    let mut maker = Raw::connect(&manager.socket());
+    maker.put_bytes("next", &[7; 64], KEEP);
+    kill(&mut manager);
+    let got = Raw::connect(&manager.socket()).get(&["next"]).expect("it is kept");
+    assert_eq!(got.bytes(0), [7; 64]);
+}
+
+#[test]
 fn names_when_there_are_10_000_in_100_groups_then_all_of_them_outlive_the_broker() {
     let mut manager = managed();
     let mut maker = Raw::connect(&manager.socket());

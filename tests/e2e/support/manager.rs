@@ -178,6 +178,11 @@ impl Manager {
         *fd = change(fd);
     }
 
+    /// Loses a stored fd.
+    pub fn lose(&self, name: &str) {
+        self.heard.lock().expect("no panic").store.retain(|(its, _)| its != name);
+    }
+
     /// Duplicates of all stored fds, in the order of the store.
     pub fn copy(&self) -> Vec<(String, OwnedFd)> {
         let heard = self.heard.lock().expect("no panic");
