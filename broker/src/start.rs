@@ -71,8 +71,8 @@ fn os<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> RunError {
 /// connect.
 ///
 /// Call it from the main thread before others start: it blocks SIGTERM, SIGINT and SIGHUP for
-/// itself and the threads it starts, ignores SIGPIPE, raises the soft RLIMIT_NOFILE and, as a
-/// service, makes the process not dumpable.
+/// itself and the threads it starts, ignores SIGPIPE and SIGXFSZ, raises the soft RLIMIT_NOFILE and,
+/// as a service, makes the process not dumpable.
 ///
 /// # Errors
 /// See [`RunError`]; each says what to do.
@@ -83,7 +83,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     let until_eof = settings.until_eof.map(kernel::adopt).transpose();
     let until_eof = until_eof.map_err(os("use the fd of --until-eof"))?;
     let signals = Signals::block().map_err(os("block signals"))?;
-    kernel::ignore_sigpipe();
+    kernel::ignore_signals_of_writes();
     raise_fd_limit(settings.table_fds)?;
     if let Err(errno) = kernel::grow_fd_table(signals.as_fd(), settings.table_fds) {
         log::warn!("the fd table could not be grown in advance: {errno}");

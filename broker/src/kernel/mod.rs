@@ -10,6 +10,6 @@ pub use features::{
 };
 pub use files::{Device, Stat, accept, adopt, grow_fd_table, is_readable, leave_fd_table, stat};
 pub use process::{
-    RobustListHead, Start, clone_with_fds, ignore_sigpipe, monotonic_us, random, set_robust_list,
-    thread_cpu_us, thread_id, trim_memory,
+    RobustListHead, Start, clone_with_fds, ignore_signals_of_writes, monotonic_us, random,
+    set_robust_list, thread_cpu_us, thread_id, trim_memory,
 };

@@ -98,11 +98,13 @@ pub fn thread_id() -> u32 {
 }
 
 /// Ignores SIGPIPE: grants are sent without MSG_NOSIGNAL. Rust programs do so from the start; a
-/// host program may not.
-pub fn ignore_sigpipe() {
+/// host program may not. And SIGXFSZ: what RLIMIT_FSIZE does not allow is an error like any other.
+pub fn ignore_signals_of_writes() {
     use nix::sys::signal::{SigHandler, Signal, signal};
-    // SAFETY: sets a disposition, no handler of ours runs.
-    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    for its in [Signal::SIGPIPE, Signal::SIGXFSZ] {
+        // SAFETY: sets a disposition, no handler of ours runs.
+        let _ = unsafe { signal(its, SigHandler::SigIgn) };
+    }
 }
 
 /// Clones the calling thread as a process of its own, which has this process's table of fds and a

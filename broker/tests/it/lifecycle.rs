@@ -8,6 +8,7 @@ use crate::support::raw::{Raw, assert_silent, hello};
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
 use fdbroker_protocol::{ErrorCode, Kind};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
@@ -281,6 +282,17 @@ fn start_when_the_fd_table_is_too_small_then_the_number_that_is_said_suffices_an
     let mut client = Raw::connect(&broker.socket());
     assert_eq!(client.register_blocks(1).len(), 1);
     broker.terminate();
+}
+
+#[test]
+fn start_when_files_may_not_be_that_large_then_refused_and_not_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program();
+    let limit = || Ok(setrlimit(Resource::RLIMIT_FSIZE, 1024, 1024)?);
+    // SAFETY: setrlimit(2) is async-signal-safe.
+    unsafe { command.pre_exec(limit) };
+    let error = refused(command.arg("--private").arg(dir.path()));
+    assert!(error.contains("File too large"), "{error}");
 }
 
 #[test]
