@@ -3,6 +3,7 @@
 
 use crate::handover::RefusedState;
 use crate::handover::state::State;
+use crate::node::names::STATE_MEMFD;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use siphasher::sip::SipHasher13;
@@ -33,7 +34,7 @@ pub(crate) fn write(state: &State) -> io::Result<OwnedFd> {
 
 /// A ledger with this body.
 pub(crate) fn sealed(body: &[u8]) -> io::Result<OwnedFd> {
-    let fd = memfd_create("fdbroker-state", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    let fd = memfd_create(STATE_MEMFD, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
     let mut file = File::from(fd);
     file.write_all(&header(FORMAT, body))?;
     file.write_all(body)?;

@@ -5,6 +5,7 @@
 //! believed: each record has its checksum, and so have the words.
 
 use crate::limits::KEPT_LOG_ALLOCATED_AHEAD;
+use crate::node::names::KEPT_LOG_MEMFD;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use siphasher::sip::SipHasher13;
@@ -74,7 +75,7 @@ impl Log {
     /// When there is no memory or no fd for it.
     pub fn create(area_bytes: u32) -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let file = File::from(memfd_create("fdbroker-kept-objects", flags)?);
+        let file = File::from(memfd_create(KEPT_LOG_MEMFD, flags)?);
         file.set_len(bytes_in_all(area_bytes))?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
         let mut log = Log {

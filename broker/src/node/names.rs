@@ -1,5 +1,5 @@
-//! Names of the broker's own files in the administrator's directory, beside its socket. Must never
-//! name anything that is not the broker's.
+//! Names of the broker's own files in the administrator's directory, beside its socket, and of its
+//! own memfds. Must never name anything that is not the broker's.
 
 /// The lock, which whoever serves the directory holds.
 pub const LOCK_NAME: &str = "lock";
@@ -12,6 +12,12 @@ pub const RECORDS_NAME: &str = "records";
 
 /// The generation page itself, which has no place in any directory.
 pub const PAGE_MEMFD: &str = "generations";
+/// The state that is handed over.
+pub const STATE_MEMFD: &str = "fdbroker-state";
+/// The log of what is kept.
+pub const KEPT_LOG_MEMFD: &str = "fdbroker-kept-objects";
+/// All memfds of a broker that are no client's memory.
+pub const OWN_MEMFDS: [&str; 3] = [PAGE_MEMFD, STATE_MEMFD, KEPT_LOG_MEMFD];
 
 /// With what the names of further links to sockets begin.
 pub const LINK_PREFIX: &str = "socket-";

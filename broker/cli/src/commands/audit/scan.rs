@@ -13,6 +13,7 @@ use super::process::{Buffer, MemoryFd, Process, Queue, Scan};
 use super::{cuda, parse};
 use crate::error::{Context, Result};
 use fdbroker_protocol::MemoryKind;
+use fdbrokerd::names::OWN_MEMFDS;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::cmp::Ordering;
@@ -23,9 +24,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Names of memfds that a broker has for itself.
-const BROKERS_OWN: [&str; 3] =
-    ["/memfd:fdbroker-state", "/memfd:fdbroker-keep-book", "/memfd:generations"];
+/// Whether this is a memfd that a broker has for itself.
+fn is_brokers_own(link: &str) -> bool {
+    let name = link.strip_prefix("/memfd:");
+    name.is_some_and(|name| OWN_MEMFDS.iter().any(|own| name.starts_with(own)))
+}
 
 /// How memfds look in /proc of this boot: learned from one of our own.
 #[derive(Clone, Debug)]
@@ -262,9 +265,7 @@ fn read_fds(
             let key = MemoryKey { kind: MemoryKind::CudaVmm, number: 0 };
             process.fds.push(MemoryFd { thread, ..MemoryFd::new(fd, key) });
         }
-        if !is_socket && !is_memory && !is_ring
-            || is_broker && BROKERS_OWN.iter().any(|own| link.starts_with(own))
-        {
+        if !is_socket && !is_memory && !is_ring || is_broker && is_brokers_own(&link) {
             continue;
         }
         let most = if is_ring { MAX_RING_BYTES } else { MAX_FILE_BYTES };
