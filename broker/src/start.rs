@@ -71,8 +71,8 @@ fn os<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> RunError {
 /// connect.
 ///
 /// Call it from the main thread before others start: it blocks SIGTERM, SIGINT and SIGHUP for
-/// itself and the threads it starts, ignores SIGPIPE and SIGXFSZ, raises the soft RLIMIT_NOFILE and,
-/// as a service, makes the process not dumpable.
+/// itself and the threads it starts, ignores SIGPIPE and SIGXFSZ, raises the soft RLIMIT_NOFILE
+/// and, as a service, makes the process not dumpable.
 ///
 /// # Errors
 /// See [`RunError`]; each says what to do.
