@@ -78,10 +78,7 @@ impl Core {
             return drained.ok_or_else(|| self.books.end_of_former(id).into());
         };
         let is_reserved = allocation.state == State::Reserved;
-        // A kept one that was found with its fd lives on without an owner.
-        let is_left = allocation.is_held() && allocation.owner == NONE;
-        let has_ended = !allocation.is_live() && self.books.continuity.has(id.slot);
-        if !is_reserved && !is_left && !has_ended {
+        if !is_reserved && (allocation.is_live() || !self.books.continuity.has(id.slot)) {
             return Err(ErrorCode::Stale.into());
         }
         let (slot, deposit) = (id.slot, &item.deposit);
@@ -93,12 +90,12 @@ impl Core {
         }
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
-        if is_reserved || !is_left && self.books.allocations[slot].leases.is_empty() {
+        if is_reserved || self.books.allocations[slot].leases.is_empty() {
             // Leases that were declared of an ended one before were charged for no bytes: its size
             // was not known.
             self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
         }
-        if is_reserved || is_left {
+        if is_reserved {
             self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);

@@ -53,19 +53,6 @@ fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
 }
 
 #[test]
-fn redeposit_when_a_kept_one_was_ended_meanwhile_then_it_ends_and_is_granted_no_more() {
-    let Record { domain, gid, .. } = record();
-    let kept = Kept { id: SLOT, domain, gid, job: None, deposit: kept_deposit(1) };
-    let mut world = crashed(config(), &[SLOT], &[kept]);
-    assert!(world.core.kept(SLOT.slot).is_some(), "it is found");
-    let ended = Redeposit { id: Ok(SLOT), deposit: kept_deposit(1), ended: true };
-    assert!(world.name(OWNER, ended).is_ok());
-    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
-    assert!(world.core.kept(SLOT.slot).is_none());
-    world.close_all();
-}
-
-#[test]
 fn supply_when_a_kept_allocation_is_back_then_all_are_served_that_waited_for_room_to_ask_for_it() {
     let client = Caps { held_fds: 1, ..Caps::NONE };
     let mut world = crashed(Config { client, base_credits: 0, ..config() }, &[SLOT], &[]);
