@@ -78,7 +78,7 @@ impl Core {
             Body::Cancel => self.cancel(by, step),
             Body::Mapped { leases } => self.mapped(by, leases, step),
             Body::Release { leases } => self.release(by, leases, step),
-            // Named objects.
+            // What makers and readers say of named objects.
             Body::CreateObjects { create } => self.create_objects(by, create, step),
             Body::AddObjects { group, objects } => self.add_objects(by, group, objects, step),
             Body::SealObjects { group, checked } => self.seal_objects(by, group, checked, step),

@@ -14,12 +14,12 @@ use std::os::fd::{AsFd, OwnedFd};
 #[derive(Debug)]
 pub struct Found {
     payload: Vec<u8>,
-    /// Its fd.
+    /// Of the group's memory, or of the allocation's.
     pub fd: OwnedFd,
 }
 
 impl Found {
-    /// Its record.
+    /// What the log says of it; none where its bytes are no record.
     pub fn record(&self) -> Option<Record<'_>> {
         postcard::from_bytes(&self.payload).ok()
     }

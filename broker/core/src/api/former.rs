@@ -20,7 +20,7 @@ pub struct Kept {
     pub gid: u32,
     /// Its owner's job, with its name for people.
     pub job: Option<(JobKey, JobName)>,
-    /// As deposited.
+    /// What its owner said of it when it was deposited.
     pub deposit: Deposit,
 }
 

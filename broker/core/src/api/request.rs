@@ -81,7 +81,7 @@ pub enum Input<'a> {
 /// Who asks, and is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asker {
-    /// The client.
+    /// Must have said hello, but for a hello itself.
     pub client: ClientId,
     /// Its number for the request; [`RequestId::ONE_WAY`]: it is not answered.
     pub request: RequestId,
