@@ -21,6 +21,9 @@ use tempfile::TempDir;
 /// grants.
 const DAEMON_FDS: u64 = 16_384;
 
+/// Lines of the daemon's log that a failure shows: those of the minute before it.
+const LOG_LINES_SHOWN: usize = 12;
+
 /// A running daemon in a directory of its own.
 #[derive(Debug)]
 pub struct Daemon {
@@ -171,6 +174,13 @@ impl Daemon {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
+    }
+
+    /// What it said last.
+    pub fn end_of_log(&self) -> String {
+        let log = self.log();
+        let begin = log.lines().count().saturating_sub(LOG_LINES_SHOWN);
+        log.lines().skip(begin).map(|line| format!("    {line}\n")).collect()
     }
 
     /// Ends it by closing its input; or what was wrong. Its log must have no panic, nor anything of

@@ -80,7 +80,7 @@ pub fn play(scenario: &Scenario, user: User, plan: Plan) -> Outcome {
     let daemon = Daemon::start(scenario.daemon, plan.cpus);
     let stage = Stage { scenario, user, plan, daemon: &daemon };
     if let Err(error) = stage.rounds(&mut outcome) {
-        outcome.errors.push(error);
+        outcome.errors.push(format!("{error}; the daemon's log ends:\n{}", daemon.end_of_log()));
     }
     let _ = stage.settle(|counts| counts.uses.connections == 0);
     match daemon.end() {
