@@ -130,7 +130,7 @@ fn most_domains(max_domains: u32) -> u32 {
 }
 
 /// All of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Clients {
     /// By number; at most `max_clients`.
     clients: Vec<Option<Box<Client>>>,
@@ -172,19 +172,8 @@ impl IndexMut<u32> for Clients {
 impl Clients {
     /// Nobody.
     pub fn new(max_domains: u32, subordinate_uids: SubordinateUids) -> Self {
-        Clients {
-            clients: Vec::new(),
-            domains: Slots::new(most_domains(max_domains), 1, 0),
-            domain_by_key: FxHashMap::default(),
-            subordinate_uids,
-            by_user: FxHashMap::default(),
-            jobs: Slots::default(),
-            job_by_key: FxHashMap::default(),
-            dying: VecDeque::new(),
-            serials: 0,
-            acts: 0,
-            credits_given: 0,
-        }
+        let domains = Slots::new(most_domains(max_domains), 1, 0);
+        Clients { domains, subordinate_uids, ..Clients::default() }
     }
 
     // --- clients ---------------------------------------------------------------------------------
@@ -193,6 +182,11 @@ impl Clients {
     pub fn find(&self, number: u32) -> Option<&Client> {
         visit(1);
         self.clients.get(number as usize)?.as_deref()
+    }
+
+    /// A client as long as it is the one of this serial, and its number no other's.
+    pub fn of_serial(&self, (number, serial): (u32, u64)) -> Option<&Client> {
+        self.find(number).filter(|client| client.serial == serial)
     }
 
     /// [`Clients::find`], to change it.

@@ -102,12 +102,11 @@ impl Core {
         for closing in self.books.closings.iter() {
             let domain = self.books.clients.domain(closing.domain);
             right.add(domain.scope, Charge(Resource::RefusedFds, closing.refused.into()));
-            let Some((number, serial)) = closing.client else {
+            let Some(client) = closing.client else {
                 refused += 1;
                 continue;
             };
-            let client = self.books.clients.find(number);
-            let client = client.filter(|client| client.serial == serial);
+            let client = self.books.clients.of_serial(client);
             let scope = client.map_or(domain.scope, |client| client.scope);
             right.add(scope, Charge(Resource::HeldFds, 1));
             right.add_coming(scope, domain.slow, u64::from(!closing.refused));

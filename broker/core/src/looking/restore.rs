@@ -45,17 +45,11 @@ impl Core {
             };
             ensure(is_scope && group.since <= now, "scope of a group", number)?;
             let found = self.books.allocations.in_slot(group.allocation).filter(|it| it.is_held());
-            let (creator, serial) = group.creator;
+            let maker = self.books.clients.of_serial(group.creator).map(|_| group.creator.0);
+            let owner = if group.is_kept { Some(NONE) } else { maker };
             let is_its = found.is_some_and(|allocation| {
-                let maker =
-                    self.books.clients.find(creator).filter(|client| client.serial == serial);
-                let owner = if group.is_kept {
-                    allocation.owner == NONE
-                } else {
-                    allocation.owner == creator && maker.is_some()
-                };
                 let traits = allocation.traits;
-                owner
+                owner == Some(allocation.owner)
                     && allocation.domain == group.domain
                     && allocation.size_bytes == group.size_bytes
                     && !traits.is_recallable()

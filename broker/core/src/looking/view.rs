@@ -180,10 +180,8 @@ impl Core {
     /// The client that an fd on its way through the closers is charged to; `None`: it has left it
     /// to its domain.
     pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
-        let closing = self.books.closings.get(ticket)?;
-        let (number, serial) = closing.client?;
-        let client = self.books.clients.find(number).filter(|client| client.serial == serial);
-        client.map(|_| ClientId(number))
+        let client = self.books.closings.get(ticket)?.client?;
+        self.books.clients.of_serial(client).map(|_| ClientId(client.0))
     }
 
     /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered

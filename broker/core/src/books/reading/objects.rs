@@ -47,9 +47,7 @@ impl Books {
 
     /// Whether a group has not ended, nor its creator, if it ends with that.
     fn is_group_live(&self, group: &Group) -> bool {
-        let (creator, serial) = group.creator;
-        let is_creator = |client: &Client| client.serial == serial && !client.gone;
-        group.is_kept || self.clients.find(creator).is_some_and(is_creator)
+        group.is_kept || self.clients.of_serial(group.creator).is_some_and(|it| !it.gone)
     }
 
     /// The object that a name leads to, and its version.
