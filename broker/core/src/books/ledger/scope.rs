@@ -27,7 +27,7 @@ impl Queued {
 }
 
 /// What is counted of one client, job, domain or the node. Only the ledger changes it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScopeRecord {
     /// What it is.
     pub kind: Scope,
