@@ -107,10 +107,8 @@ impl Shelf {
 struct Holder {
     /// Its leases by [`Shelf`], the oldest first.
     shelves: [List; Shelf::COUNT],
-    /// Leases that it is to be asked for.
-    reclaims: List,
-    /// Leases of ended allocations that it is to be told of.
-    revoked: List,
+    /// Leases that it is to be asked for; leases of ended allocations that it is to be told of.
+    events: [List; 2],
 }
 
 /// The table of leases, which anybody may read, and their holders' lists.
@@ -229,8 +227,7 @@ impl Leases {
         let Some(holder) = self.holders.get_mut(client as usize).and_then(Option::take) else {
             return;
         };
-        let Holder { shelves, reclaims, revoked } = *holder;
-        assert!(shelves.iter().chain([&reclaims, &revoked]).all(List::is_empty));
+        assert!(holder.shelves.iter().chain(&holder.events).all(List::is_empty));
     }
 
     // --- what becomes of a lease -----------------------------------------------------------------
@@ -281,7 +278,7 @@ impl Leases {
     pub fn tell(&mut self, lease: u32) -> bool {
         let ended = self.table[lease].ended;
         self.with_holder(lease, LeaseList::Event, |holder, links| {
-            let list = if ended { &mut holder.revoked } else { &mut holder.reclaims };
+            let list = &mut holder.events[usize::from(ended)];
             list.push(links, lease);
             list.len() == 1
         })
@@ -292,27 +289,18 @@ impl Leases {
         let Lease { ended, .. } = self.table[lease];
         if self.table[lease].is_to_tell() {
             self.with_holder(lease, LeaseList::Event, |holder, links| {
-                let list = if ended { &mut holder.revoked } else { &mut holder.reclaims };
-                list.remove(links, lease);
+                holder.events[usize::from(ended)].remove(links, lease);
             });
         }
     }
 
-    /// Leases that one message asks a client for.
-    pub fn take_reclaims(&mut self, client: u32) -> Vec<u32> {
-        self.take_events(client, |holder| &mut holder.reclaims)
-    }
-
-    /// Ended leases that one message tells a client of.
-    pub fn take_revoked(&mut self, client: u32) -> Vec<u32> {
-        self.take_events(client, |holder| &mut holder.revoked)
-    }
-
-    fn take_events(&mut self, client: u32, list: fn(&mut Holder) -> &mut List) -> Vec<u32> {
+    /// Leases that one message asks a client for, or ended ones that it tells the client of.
+    pub fn take_events(&mut self, client: u32, ended: bool) -> Vec<u32> {
         let Some(holder) = self.holders.get_mut(client as usize).and_then(Option::as_mut) else {
             return Vec::new();
         };
-        let (list, links) = (list(holder), &mut LeaseLinks(&mut self.table, LeaseList::Event));
+        let list = &mut holder.events[usize::from(ended)];
+        let links = &mut LeaseLinks(&mut self.table, LeaseList::Event);
         std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH).collect()
     }
 
@@ -346,7 +334,7 @@ impl Leases {
     pub fn check(&mut self) {
         let mut shelved = 0;
         for (client, holder) in (0..).zip(&self.holders) {
-            let Some(Holder { shelves, reclaims, revoked }) = holder.as_deref() else { continue };
+            let Some(Holder { shelves, events }) = holder.as_deref() else { continue };
             for (shelf, list) in shelves.iter().enumerate() {
                 for lease in list.checked(&mut LeaseLinks(&mut self.table, LeaseList::Shelf)) {
                     let right = (self.table[lease].client, self.table[lease].shelf() as usize);
@@ -354,7 +342,7 @@ impl Leases {
                     shelved += 1;
                 }
             }
-            for (list, live) in [(reclaims, true), (revoked, false)] {
+            for (list, live) in events.iter().zip([true, false]) {
                 for lease in list.checked(&mut LeaseLinks(&mut self.table, LeaseList::Event)) {
                     let Lease { client: of, asked, ended, .. } = self.table[lease];
                     assert_eq!((of, !ended), (client, live), "event of a lease");

@@ -27,10 +27,8 @@ struct Owner {
     all: List,
     /// Those that may be evicted, in the order in which they became so.
     evictable: List,
-    /// Those to be recalled.
-    recalls: List,
-    /// Those of which it is to be told that they are drained.
-    drained: List,
+    /// Those to be recalled; those of which it is to be told that they are drained.
+    events: [List; 2],
     /// Live ones with an address, by (device, address).
     by_base: Addresses,
 }
@@ -243,8 +241,7 @@ impl Registry {
         let head = match list {
             AllocationList::Lru => &mut owner.evictable,
             AllocationList::Owned => &mut owner.all,
-            AllocationList::Event if drained => &mut owner.drained,
-            AllocationList::Event => &mut owner.recalls,
+            AllocationList::Event => &mut owner.events[usize::from(drained)],
         };
         work(head, &mut AllocationLinks(&mut self.table, list))
     }
@@ -321,9 +318,8 @@ impl Registry {
         let Some(owner) = self.owners.get_mut(number as usize).and_then(Option::take) else {
             return;
         };
-        let Owner { all, evictable, recalls, drained, by_base } = *owner;
-        assert!([all, evictable, recalls, drained].iter().all(List::is_empty));
-        assert!(by_base.is_empty());
+        let Owner { all, evictable, events, by_base } = *owner;
+        assert!([all, evictable].iter().chain(&events).all(List::is_empty) && by_base.is_empty());
     }
 
     /// The allocation that the owner of one has registered next, ended ones included.
@@ -455,22 +451,14 @@ impl Registry {
         self.link(slot, AllocationList::Event)
     }
 
-    /// What a client is to be asked for in one message.
-    pub fn take_recalls(&mut self, owner: u32) -> Vec<u32> {
-        self.take_events(owner, |owner| &mut owner.recalls)
-    }
-
-    /// What a client is to be told in one message that it is drained.
-    pub fn take_drained(&mut self, owner: u32) -> Vec<u32> {
-        self.take_events(owner, |owner| &mut owner.drained)
-    }
-
-    fn take_events(&mut self, owner: u32, list: impl Fn(&mut Owner) -> &mut List) -> Vec<u32> {
+    /// What a client is to be asked for in one message, or to be told that it is drained.
+    pub fn take_events(&mut self, owner: u32, drained: bool) -> Vec<u32> {
         let Some(owner) = self.owners.get_mut(owner as usize).and_then(Option::as_mut) else {
             return Vec::new();
         };
         let links = &mut AllocationLinks(&mut self.table, AllocationList::Event);
-        std::iter::from_fn(|| list(owner).pop(links)).take(MAX_BATCH).collect()
+        let next = || owner.events[usize::from(drained)].pop(links);
+        std::iter::from_fn(next).take(MAX_BATCH).collect()
     }
 
     // --- leases ----------------------------------------------------------------------------------
@@ -554,22 +542,21 @@ impl Registry {
         assert_eq!((held, held_of_cuda), counted, "invariant 4: fds held");
         assert_eq!(has_data, self.driver_data.len(), "driver data of nobody");
         for (number, owner) in (0..).zip(&self.owners) {
-            let Some(Owner { all, evictable, recalls, drained, by_base }) = owner.as_deref() else {
+            let Some(Owner { all, evictable, events, by_base }) = owner.as_deref() else {
                 continue;
             };
             let mut walk =
                 |list: &List, kind| list.checked(&mut AllocationLinks(&mut self.table, kind));
             owned -= walk(all, AllocationList::Owned).len();
             addresses -= by_base.len();
-            let [recalls, drained] =
-                [recalls, drained].map(|list| walk(list, AllocationList::Event));
+            let events = events.map(|list| walk(&list, AllocationList::Event));
             let evictable = walk(evictable, AllocationList::Lru);
             let places = evictable.iter().map(|slot| self.clock.place(self.table[*slot].stamp));
             assert!(
                 places.is_sorted(),
                 "invariant 5: the queue of client {number} is not in order"
             );
-            let mut of_it = recalls.iter().chain(&drained).chain(&evictable);
+            let mut of_it = events.iter().flatten().chain(&evictable);
             assert!(of_it.all(|slot| self.table[*slot].owner == number), "another one's");
         }
         assert_eq!((owned, addresses), (0, 0), "at their owners, by their addresses");

@@ -10,29 +10,18 @@ impl Core {
     /// none. Recalls go first, then reclaims: others wait for them.
     pub fn take_events(&mut self, client: ClientId) -> Option<Events> {
         self.books.client(client)?;
-        let recalls = self.books.allocations.take_recalls(client.0);
-        if !recalls.is_empty() {
-            return Some(Events::Recall(
-                recalls.into_iter().map(|it| self.recall_event(it)).collect(),
-            ));
-        }
-        let reclaims = self.books.take_reclaims(client.0);
-        if !reclaims.is_empty() {
-            return Some(Events::Reclaim(reclaims));
-        }
-        let revoked = self.books.leases.take_revoked(client.0);
-        if !revoked.is_empty() {
-            return Some(Events::Revoked(
-                revoked.into_iter().map(|it| self.revoked_event(it)).collect(),
-            ));
-        }
-        let drained = self.books.allocations.take_drained(client.0);
-        let drained: Vec<_> = drained.into_iter().map(|it| self.drained_event(it)).collect();
-        if !drained.is_empty() {
-            return Some(Events::Drained(drained));
-        }
-        let news = self.books.objects.watches.take(client.0);
-        (!news.is_empty()).then_some(Events::Objects(news))
+        let recalls = self.books.allocations.take_events(client.0, false);
+        some(recalls.into_iter().map(|it| self.recall_event(it)), Events::Recall)
+            .or_else(|| some(self.books.take_reclaims(client.0), Events::Reclaim))
+            .or_else(|| {
+                let revoked = self.books.leases.take_events(client.0, true);
+                some(revoked.into_iter().map(|it| self.revoked_event(it)), Events::Revoked)
+            })
+            .or_else(|| {
+                let drained = self.books.allocations.take_events(client.0, true);
+                some(drained.into_iter().map(|it| self.drained_event(it)), Events::Drained)
+            })
+            .or_else(|| some(self.books.objects.watches.take(client.0), Events::Objects))
     }
 
     fn recall_event(&self, slot: u32) -> RecallEvent {
@@ -82,4 +71,10 @@ impl Core {
     pub fn take_notes(&mut self, notes: &mut Vec<Note>) -> u64 {
         self.books.notes.take(notes)
     }
+}
+
+/// A message with these items, if there are any.
+fn some<T>(items: impl IntoIterator<Item = T>, kind: fn(Vec<T>) -> Events) -> Option<Events> {
+    let items: Vec<T> = items.into_iter().collect();
+    (!items.is_empty()).then(|| kind(items))
 }

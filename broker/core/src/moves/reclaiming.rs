@@ -200,7 +200,7 @@ impl Books {
     /// The leases to ask a client for, for one message. None of an ended allocation: the client is
     /// told of the end.
     pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
-        let mut slots = self.leases.take_reclaims(client);
+        let mut slots = self.leases.take_events(client, false);
         slots.retain(|lease| {
             let is_live = self.allocations[self.leases[*lease].allocation].is_live();
             if !is_live {
