@@ -4,9 +4,10 @@
 use std::ops::{Deref, DerefMut};
 
 use crate::api::{GroupId, Inherits, NONE, Now};
+use crate::books::check::{Check, ensure};
 use crate::books::lists::{Link, Nodes};
 use crate::books::objects::names::{Name, NameScope};
-use crate::books::slots::Slots;
+use crate::books::slots::{SavedSlots, Slots};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,6 @@ pub enum Expect {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its name.
-    #[serde(with = "crate::books::objects::saved::name")]
     pub name: Name,
     /// Where in the memory it begins, bytes.
     pub offset: u64,
@@ -215,8 +215,15 @@ impl DerefMut for Groups {
 
 impl Groups {
     /// Those of a predecessor, whose memory is still to be found.
-    pub fn of(table: Slots<Group>) -> Self {
-        Groups { table, by_slot: FxHashMap::default() }
+    pub fn restore(saved: SavedSlots<Group>) -> Check<Self> {
+        let table = Slots::restore(NONE, 0, saved)?;
+        let mut new = Groups { table, ..Groups::default() };
+        for number in new.full() {
+            let slot = new[number].allocation;
+            ensure(slot != NONE && new.in_slot(slot).is_none(), "memory of a group", number)?;
+            new.set_memory(number, slot);
+        }
+        Ok(new)
     }
 
     /// A new group, whose memory is still to come.

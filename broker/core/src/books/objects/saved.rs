@@ -1,16 +1,14 @@
 //! Objects as plain data for a successor, and taken in again: every number checked. Must never
 //! believe what it reads.
 
-use std::collections::BTreeMap;
-
 use crate::api::NONE;
 use crate::books::check::{Check, ensure};
 use crate::books::lists::Link;
 use crate::books::objects::Objects;
 use crate::books::objects::groups::{Group, GroupState, Groups};
 use crate::books::objects::names::{NameScope, Place};
-use crate::books::objects::watches::{Logged, Watched};
-use crate::books::slots::{Flat, SavedSlots, Slots};
+use crate::books::objects::watches::{Log, Logged, Watcher};
+use crate::books::slots::{Flat, SavedSlots};
 use crate::limits::{EVENTS_IN_LOG, MAKERS_PER_NAME, WATCHES_PER_CLIENT};
 use fdbroker_protocol::is_object_name;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES, NAME_OF_OBJECT_BYTES};
@@ -24,21 +22,10 @@ pub struct SavedObjects {
     groups: SavedSlots<Group>,
     /// Those in the making, the oldest of each name first.
     makers: Vec<Place>,
-    logs: Vec<SavedLog>,
-    watchers: Vec<SavedWatcher>,
+    logs: Vec<(NameScope, Log)>,
+    /// With the number of the client.
+    watchers: Vec<(u32, NameScope, Watcher)>,
 }
-
-/// What has happened to names of a scope since somebody watches it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct SavedLog {
-    scope: NameScope,
-    domain: u32,
-    next: u64,
-    events: Vec<Logged>,
-}
-
-/// Client, scope, the first event not read, and prefixes, each with the first event that counts.
-type SavedWatcher = (u32, NameScope, u64, Vec<(Vec<u8>, u64)>);
 
 impl Flat for Group {
     fn flat(&self) -> Self {
@@ -51,16 +38,12 @@ impl Objects {
     pub fn save(&self) -> SavedObjects {
         let makers = self.names.all().flat_map(|(_, _, entry)| entry.makers.iter().copied());
         let (version, groups) = (self.version, self.groups.save(|_| true));
-        let logs = self.watches.logs.iter().map(|(scope, log)| SavedLog {
-            scope: *scope,
-            domain: log.domain,
-            next: log.next,
-            events: log.events.iter().cloned().collect(),
+        let logs = self.watches.logs.iter().map(|(scope, log)| {
+            let (domain, next, events) = (log.domain, log.next, log.events.clone());
+            (*scope, Log { domain, next, events, ..Log::default() })
         });
-        let prefix = |(prefix, first): &Watched| (prefix.to_vec(), *first);
-        let watchers = self.watches.of.iter().map(|((client, scope), watcher)| {
-            (*client, *scope, watcher.next, watcher.prefixes.iter().map(prefix).collect())
-        });
+        let watchers = self.watches.of.iter();
+        let watchers = watchers.map(|((client, scope), it)| (*client, *scope, it.clone()));
         SavedObjects {
             version,
             groups,
@@ -93,40 +76,39 @@ impl Objects {
         Ok(new)
     }
 
-    fn restore_watches(&mut self, logs: Vec<SavedLog>, watchers: Vec<SavedWatcher>) -> Check {
-        let mut domains: BTreeMap<NameScope, u32> = BTreeMap::new();
-        for log in &logs {
-            ensure(domains.insert(log.scope, log.domain).is_none(), "log of a scope", log.domain)?;
-        }
-        for (client, scope, next, prefixes) in watchers {
-            let domain = domains.get(&scope).copied().unwrap_or(NONE);
-            let is_bounded = (1..=WATCHES_PER_CLIENT).contains(&prefixes.len())
-                && prefixes.iter().all(|(prefix, _)| prefix.len() <= NAME_OF_OBJECT_BYTES);
-            let is_new = !self.watches.of.contains_key(&(client, scope));
-            ensure(domain != NONE && is_bounded && is_new, "watcher", client)?;
-            let watcher = self.watches.enter(client, scope, domain);
-            watcher.next = next;
-            watcher.prefixes = prefixes.into_iter().map(|(it, at)| (it.into(), at)).collect();
-        }
-        for SavedLog { scope, domain, next, events } in logs {
+    fn restore_watches(
+        &mut self,
+        logs: Vec<(NameScope, Log)>,
+        watchers: Vec<(u32, NameScope, Watcher)>,
+    ) -> Check {
+        for (scope, mut log) in logs {
+            let Log { domain, next, ref events, .. } = log;
             let is_event = |it: &Logged| {
                 let is_known = ObjectEvent::from_number(it.event);
                 is_known.is_some_and(|it| it != ObjectEvent::Lost) && is_object_name(&it.name)
             };
             let is_sound = next < u64::MAX / 2
                 && events.len() <= EVENTS_IN_LOG
-                && events.is_sorted_by(|one, other| one.number < other.number)
-                && events.last().is_none_or(|last| last.number < next)
+                && events.iter().is_sorted_by(|one, other| one.number < other.number)
+                && events.back().is_none_or(|last| last.number < next)
                 && events.iter().all(is_event);
             ensure(is_sound, "events of a scope", domain)?;
-            let found = self.watches.of.iter().filter(|((_, of), _)| *of == scope);
-            let mut watchers = found.map(|(_, watcher)| watcher);
-            ensure(watchers.all(|it| it.next <= next), "what a watcher has read", domain)?;
-            let log = self.watches.logs.get_mut(&scope);
-            let Some(log) = log else { return ensure(false, "log of nobody", domain) };
-            log.fill(next, events);
+            log.bytes = events.iter().map(Logged::bytes).sum();
+            let is_new = self.watches.logs.insert(scope, log).is_none();
+            ensure(is_new, "log of a scope", domain)?;
         }
-        Ok(())
+        for (client, scope, watcher) in watchers {
+            let Watcher { next, ref prefixes } = watcher;
+            let is_bounded = (1..=WATCHES_PER_CLIENT).contains(&prefixes.len())
+                && prefixes.iter().all(|(prefix, _)| prefix.len() <= NAME_OF_OBJECT_BYTES);
+            let is_new = !self.watches.of.contains_key(&(client, scope));
+            let log = self.watches.logs.get(&scope).filter(|log| next <= log.next);
+            let domain = log.map_or(NONE, |log| log.domain);
+            ensure(domain != NONE && is_bounded && is_new, "watcher", client)?;
+            *self.watches.enter(client, scope, domain) = watcher;
+        }
+        let of_nobody = self.watches.logs.values().find(|log| log.watchers == 0);
+        of_nobody.map_or(Ok(()), |log| ensure(false, "log of nobody", log.domain))
     }
 
     fn restore_group(&mut self, number: u32) -> Check {
@@ -174,31 +156,5 @@ impl Objects {
         }
         self.groups[place.group].members[usize::from(place.member)].name = shared;
         Ok(())
-    }
-}
-
-impl Groups {
-    fn restore(saved: SavedSlots<Group>) -> Check<Groups> {
-        let mut new = Groups::of(Slots::restore(NONE, 0, saved)?);
-        for number in new.full() {
-            let slot = new[number].allocation;
-            ensure(slot != NONE && new.in_slot(slot).is_none(), "memory of a group", number)?;
-            new.set_memory(number, slot);
-        }
-        Ok(new)
-    }
-}
-
-/// The serde form of a name: its bytes.
-pub(crate) mod name {
-    use crate::books::objects::names::Name;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(name: &Name, to: S) -> Result<S::Ok, S::Error> {
-        (**name).serialize(to)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
-        Ok(Vec::deserialize(from)?.into())
     }
 }

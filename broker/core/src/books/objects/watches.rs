@@ -27,7 +27,6 @@ pub(crate) struct Logged {
     /// As for [`ObjectNews::version`].
     pub version: u64,
     /// As for [`ObjectNews::name`].
-    #[serde(with = "crate::books::objects::saved::name")]
     pub name: Name,
 }
 
@@ -42,8 +41,8 @@ impl Logged {
     }
 }
 
-/// The events of a scope since somebody watches it.
-#[derive(Debug)]
+/// The events of a scope since somebody watches it. A successor is told the first three fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Log {
     /// The domain that is charged for it.
     pub domain: u32,
@@ -51,20 +50,17 @@ pub(crate) struct Log {
     pub next: u64,
     pub events: VecDeque<Logged>,
     /// Bytes of these.
+    #[serde(skip)]
     pub bytes: u64,
     /// Clients that watch the scope.
+    #[serde(skip)]
     pub watchers: u32,
     /// Of these, those that have read all.
+    #[serde(skip)]
     pub(crate) asleep: BTreeSet<u32>,
 }
 
 impl Log {
-    /// What a predecessor had logged.
-    pub fn fill(&mut self, next: u64, events: Vec<Logged>) {
-        (self.next, self.events) = (next, events.into());
-        self.bytes = self.events.iter().map(Logged::bytes).sum();
-    }
-
     pub fn charge(&self) -> Charge {
         Charge(Resource::MetadataBytes, self.bytes)
     }
@@ -74,7 +70,7 @@ impl Log {
 pub(crate) type Watched = (Box<[u8]>, u64);
 
 /// A client that watches names of a scope.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Watcher {
     /// The number of the first event that it has not read.
     pub next: u64,
@@ -123,10 +119,7 @@ impl Watches {
 
     /// Puts a watcher in that has yet to read, with its log, which is there from then on.
     pub(crate) fn enter(&mut self, client: u32, scope: NameScope, domain: u32) -> &mut Watcher {
-        let log = self.logs.entry(scope).or_insert_with(|| {
-            let (next, events, bytes, watchers) = (0, VecDeque::new(), 0, 0);
-            Log { domain, next, events, bytes, watchers, asleep: BTreeSet::new() }
-        });
+        let log = self.logs.entry(scope).or_insert_with(|| Log { domain, ..Log::default() });
         let next = log.next;
         self.of.entry((client, scope)).or_insert_with(|| {
             log.watchers += 1;
