@@ -410,7 +410,7 @@ pub fn write_list<'w>(
 /// room for.
 ///
 /// # Errors
-/// As [`Core::object_for`].
+/// As [`Core::names_for`].
 pub fn write_stat<'w>(
     writer: &'w mut Writer,
     core: &Core,
@@ -421,7 +421,9 @@ pub fn write_stat<'w>(
     let mut page = Page::new(true, ends_with_broker);
     let mut is_done = true;
     for name in names {
-        let view = core.object_for(client, of_job, name)?;
+        // The shortest of all names that begin with it.
+        let first = core.names_for(client, of_job, name, b"")?.next();
+        let view = first.filter(|(found, _)| found == name).and_then(|(_, view)| view);
         let view = view.filter(|view| view.state != ObjectState::Unknown);
         if !page.take(name, view) {
             is_done = false;

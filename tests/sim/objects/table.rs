@@ -122,8 +122,11 @@ impl Table {
         (domain, objects, named): (DomainKey, &[New], &[bool]),
     ) -> Option<GroupId> {
         let (object, _) = objects.iter().zip(named).find(|it| *it.1)?;
-        let mut all = core.objects_of_domain(domain, &object.name, b"");
-        all.find(|view| view.name == object.name).map(|view| view.group)
+        core.kept_groups().find(|group| {
+            let is_it = |it: &KeptObject<'_>| it.name == object.name;
+            let kept = core.kept_group(*group).filter(|kept| kept.domain == domain);
+            kept.is_some_and(|kept| kept.objects.iter().any(is_it))
+        })
     }
 }
 

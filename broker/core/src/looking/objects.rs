@@ -1,9 +1,9 @@
 //! What the core shows of objects, for lists and for requests about single names. Read only.
 
-use crate::api::{ClientId, DomainKey, GroupId, Making, NONE, ObjectView};
+use crate::api::{ClientId, GroupId, Making, ObjectView};
 
 use crate::books::objects::groups::GroupState;
-use crate::books::objects::names::{Entry, NameScope, Place};
+use crate::books::objects::names::Entry;
 use crate::core::Core;
 use fdbroker_protocol::Status;
 use fdbroker_protocol::object::ObjectState;
@@ -30,33 +30,6 @@ impl Core {
         Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
     }
 
-    /// The same for the names of a domain, without those that have ended.
-    pub fn objects_of_domain<'a>(
-        &'a self,
-        domain: DomainKey,
-        prefix: &'a [u8],
-        after: &[u8],
-    ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
-        let scope = NameScope::Domain(self.books.clients.find_domain(domain).unwrap_or(NONE));
-        let names = self.books.objects.names.with_prefix(scope, prefix, after);
-        names.filter_map(|(_, entry)| self.object_of(entry))
-    }
-
-    /// What is known of one name that a client means; `None`: nothing.
-    ///
-    /// # Errors
-    /// As [`Core::names_for`].
-    pub fn object_for(
-        &self,
-        client: ClientId,
-        of_job: bool,
-        name: &[u8],
-    ) -> Result<Option<ObjectView<'_>>, Status> {
-        let scope = self.books.names_of(client.0, of_job)?;
-        let entry = self.books.objects.names.find(scope, name);
-        Ok(entry.and_then(|entry| self.object_of(entry)))
-    }
-
     /// The memory of a group that a client makes; `None`: it makes none of this number.
     pub fn making_of(&self, client: ClientId, group: GroupId) -> Option<Making> {
         self.books.clients.find(client.0)?;
@@ -73,17 +46,11 @@ impl Core {
     fn object_of(&self, entry: &Entry) -> Option<ObjectView<'_>> {
         let sealed = self.books.sealed_of(entry).map(|(place, _)| place);
         let place = sealed.or_else(|| self.books.makers(entry).next())?;
-        Some(self.object_view(place))
-    }
-
-    fn object_view(&self, place: Place) -> ObjectView<'_> {
         let group = &self.books.objects.groups[place.group];
         let member = &group.members[usize::from(place.member)];
         // One that has ended, whose memory may be gone, is not shown.
         let allocation = &self.books.allocations[group.allocation];
-        let (creator, serial) = group.creator;
-        let creator = self.books.clients.find(creator).filter(|client| client.serial == serial);
-        ObjectView {
+        Some(ObjectView {
             name: &member.name,
             state: match group.state {
                 GroupState::Sealed(_) => ObjectState::Sealed,
@@ -106,7 +73,7 @@ impl Core {
             is_pinned: group.pin,
             is_evictable: group.evictable,
             creator_pid: group.creator_pid,
-            is_creator_gone: creator.is_none_or(|client| client.gone),
-        }
+            is_creator_gone: self.books.clients.of_serial(group.creator).is_none_or(|it| it.gone),
+        })
     }
 }

@@ -295,7 +295,8 @@ fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no
         let expected = expected.map(|(name, version, inode)| (name.to_owned(), (version, inode)));
         assert_eq!(kept.names(), BTreeMap::from(expected));
         let core = &kept.bench.server.core;
-        let view = core.object_for(kept.client, false, b"a").unwrap().unwrap();
+        let (_, view) = core.names_for(kept.client, false, b"a", b"").unwrap().next().unwrap();
+        let view = view.unwrap();
         assert_eq!((view.metadata, view.offset, view.size_bytes), (&[7; 5][..], 64, 8));
         let (length, data) = core.driver_data(view.allocation).unwrap();
         assert_eq!((length, &data[..3]), (3, &[5; 3][..]));

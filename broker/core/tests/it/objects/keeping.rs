@@ -26,7 +26,8 @@ fn seal_when_kept_then_the_domain_is_charged_and_it_outlives_its_creator() {
     world.step(Input::Gone { client: OWNER });
     world.settle();
     assert_eq!(world.get(USER, &["a"]).versions(), [version]);
-    let view = world.core.object_for(USER, false, b"a").expect("a domain").expect("it is there");
+    let mut all = world.core.names_for(USER, false, b"a", b"").expect("a domain");
+    let view = all.next().and_then(|(_, view)| view).expect("it is there");
     assert!(view.is_kept && view.is_creator_gone && !view.is_pinned);
 }
 
