@@ -196,7 +196,7 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     );
     let table = model.table_fds(&ledger.node);
     ensure!(totals.table.0 == table, "the table has {}, the model {table}", totals.table.0);
-    let listed = core.domains(0).filter(|domain| domain.clients > 0).count() as u64;
+    let listed = core.domains(0).filter(|(_, domain, _)| domain.clients > 0).count() as u64;
     ensure!(totals.node.now(Resource::Domains) == listed, "{listed} domains, the node has others");
     let mut seen = 0;
     for view in core.clients(0) {
@@ -210,17 +210,17 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     }
     model.proofs.count(Promise::Ledger, (seen + 1) * counted().count());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
-    for view in core.domains(0) {
+    for (_, view, charged) in core.domains(0) {
         let account = Holder::Domain(view.key);
-        same(&view.key, &view.account, &ledger.of(account))?;
+        same(&view.key, charged, &ledger.of(account))?;
         model.proofs.count(Promise::Ledger, counted().count());
     }
     jobs::listed(model, core)?;
-    for view in core.jobs(0) {
-        let account = Holder::Job(view.domain, view.key);
-        same(&format!("{account:?}"), &view.account, &ledger.of(account))?;
+    for (_, view, charged) in core.jobs(0) {
+        let account = Holder::Job(view.key.0, view.key.1);
+        same(&format!("{account:?}"), charged, &ledger.of(account))?;
     }
-    let domains: BTreeSet<_> = core.domains(0).map(|view| view.key).collect();
+    let domains: BTreeSet<_> = core.domains(0).map(|(_, view, _)| view.key).collect();
     for (key, sums) in &ledger.domains {
         ensure!(domains.contains(key) || *sums == Sums::default(), "{key:?} is charged and gone");
     }

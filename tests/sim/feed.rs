@@ -119,7 +119,7 @@ impl World {
     fn check_driver_data(&self) -> Check {
         for grant in self.effects.granted.iter().filter(|grant| grant.has_driver_data) {
             let Ok(id) = grant.wanted else { continue };
-            let told = self.core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+            let told = self.core.driver_data(id).copied();
             let known = self.model.allocations.get(&id);
             let right = known.and_then(|known| known.deposit.driver_data);
             ensure!(told == right, "{id} is granted with other driver data");

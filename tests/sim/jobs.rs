@@ -27,15 +27,15 @@ pub fn listed(model: &Model, core: &Core) -> Check {
     model.proofs.count(Promise::Lives, right.len());
     let counted = core.totals().gauges.jobs;
     ensure!(counted == core.jobs(0).count() as u64, "{counted} jobs are counted");
-    for view in core.jobs(0) {
-        let key = (view.domain, view.key);
+    for (_, view, _) in core.jobs(0) {
+        let key = view.key;
         let told = (view.clients, view.orphans);
         let known = right.remove(&key).unwrap_or_default();
         ensure!(told == known, "{key:?} has {told:?} clients and orphans, they are {known:?}");
         let is_waited_for = core.totals().node.now(Resource::ParkedRequests) > 0;
         ensure!(known != (0, 0) || is_waited_for, "{key:?} is listed, and nothing is left of it");
-        ensure!(view.name == named(view.key).1, "{key:?} is called {:?}", view.name);
-        ensure!(core.job_name(view.domain, view.key) == view.name, "{key:?} has two names");
+        ensure!(view.name == named(key.1).1, "{key:?} is called {:?}", view.name);
+        ensure!(core.job_name(key.0, key.1) == view.name, "{key:?} has two names");
     }
     ensure!(right.is_empty(), "not listed, or listed for another job: {right:?}");
     Ok(())

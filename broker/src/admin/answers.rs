@@ -7,7 +7,7 @@ use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
 use crate::limits::{ADMIN_SLOTS_SCANNED, VIEWER_SLOTS_SCANNED};
-use fdbroker_core::{AllocationView, ClientView, DomainView, JobView, LeaseView};
+use fdbroker_core::{Account, AllocationView, ClientView, Domain, Job, LeaseView};
 use fdbroker_protocol::admin::{Limits, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
@@ -70,16 +70,17 @@ impl View<'_> {
             }
             Kind::AdminJobs => {
                 let caps = self.caps().job;
-                let record = |it: JobView| {
-                    let job = Some((it.key, it.name));
-                    account_record(chosen, job, it.domain, it.orphans, &it.account, &caps)
+                let record = |(it, account): (&Job, &Account)| {
+                    let (domain, key) = it.key;
+                    account_record(chosen, Some((key, it.name)), domain, it.orphans, account, &caps)
                 };
                 write_page(writer, Kind::AdminJobsReply, id, self.jobs(cursor), None, record)
             }
             Kind::AdminDomains => {
                 let caps = self.caps().domain;
-                let record =
-                    |it: DomainView| account_record(chosen, None, it.key, 0, &it.account, &caps);
+                let record = |(it, account): (&Domain, &Account)| {
+                    account_record(chosen, None, it.key, 0, account, &caps)
+                };
                 let all = self.domains(cursor);
                 write_page(writer, Kind::AdminDomainsReply, id, all, None, record)
             }

@@ -14,8 +14,8 @@ use crate::node::side::Identity;
 use crate::node::warden::Warden;
 use crate::past::Past;
 use fdbroker_core::{
-    AllocationView, CapsOfScopes, ClientId, ClientView, Core, DomainKey, DomainView, JobKey,
-    JobName, JobView, LeaseView, Now, Totals,
+    Account, AllocationView, CapsOfScopes, ClientId, ClientView, Core, Domain, DomainKey, Job,
+    JobKey, JobName, LeaseView, Now, Totals,
 };
 use fdbroker_protocol::ByGauge;
 use fdbroker_protocol::limits::NAME_BYTES;
@@ -116,8 +116,8 @@ impl<'a> View<'a> {
             (totals.counters.long_calls, totals.gauges.users_away) = self.whole.debts.counts();
             return totals;
         };
-        let node = core.view_of_domain(own).map(|domain| domain.account).unwrap_or_default();
-        let jobs = core.jobs(0).filter(|job| job.domain == own).count() as u64;
+        let node = core.account_of_domain(own).unwrap_or_default();
+        let jobs = core.jobs(0).filter(|(_, job, _)| job.key.0 == own).count() as u64;
         let (gauges, counters) = (ByGauge { jobs, ..ByGauge::all(0) }, Default::default());
         Totals { node, caps: core.caps().domain, table: (0, 0, u64::MAX), gauges, counters }
     }
@@ -161,17 +161,20 @@ impl<'a> View<'a> {
         all.map(move |it| (it.id.0, Some(it).filter(|it| sight.has(it.domain))))
     }
 
-    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = (u32, Option<JobView>)> + use<'a> {
+    pub fn jobs(
+        &self,
+        cursor: u32,
+    ) -> impl Iterator<Item = (u32, Option<(&'a Job, &'a Account)>)> + use<'a> {
         let (all, sight) = (self.whole.core.jobs(cursor), self.sight);
-        all.map(move |it| (it.number, Some(it).filter(|it| sight.has(it.domain))))
+        all.map(move |(number, it, account)| (number, sight.has(it.key.0).then_some((it, account))))
     }
 
     pub fn domains(
         &self,
         cursor: u32,
-    ) -> impl Iterator<Item = (u32, Option<DomainView>)> + use<'a> {
+    ) -> impl Iterator<Item = (u32, Option<(&'a Domain, &'a Account)>)> + use<'a> {
         let (all, sight) = (self.whole.core.domains(cursor), self.sight);
-        all.map(move |it| (it.number, Some(it).filter(|it| sight.has(it.key))))
+        all.map(move |(number, it, account)| (number, sight.has(it.key).then_some((it, account))))
     }
 
     /// How far tombstones go.

@@ -286,7 +286,7 @@ pub fn write_got<'w>(
     slots.clear();
     for (grant, id) in grants.iter().zip(ids.clone()) {
         let fd_index = u16::try_from(slots.len()).expect("at most 253 grants");
-        let length = core.driver_data(id).map_or(0, |(length, _)| length);
+        let length = core.driver_data(id).map_or(0, |(length, _)| *length);
         slots.push(id.slot);
         writer.push(&granted_item(grant, id, fd_index, length));
     }

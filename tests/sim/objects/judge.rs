@@ -641,9 +641,9 @@ impl Model {
 
     /// Nothing is left over: charges are exact, and no get waits that could be granted.
     pub fn idle(&self, core: &Core) -> Check {
-        for view in core.domains(0) {
+        for (_, view, account) in core.domains(0) {
             let right = self.charges(view.key);
-            let is = CHARGED.map(|resource| view.account.now(resource));
+            let is = CHARGED.map(|resource| account.now(resource));
             ensure!(is == right, "{:?} is charged {is:?}, it is {right:?}", view.key);
             self.proofs.count(Promise::Ledger, CHARGED.len());
         }

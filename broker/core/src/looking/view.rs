@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, JobName, LeaseId, NONE, Now, Ticket};
-use crate::books::clients::Domain;
+use crate::books::clients::{Domain, Job};
 use crate::books::{Account, Recall, ScopeId, State};
 use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
@@ -128,38 +128,6 @@ pub struct ClientView {
     pub parked: u32,
     /// What it is charged for.
     pub account: Account,
-}
-
-/// One domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DomainView {
-    /// Its number.
-    pub number: u32,
-    /// Its clients, those being torn down included.
-    pub clients: u32,
-    /// Listener and uid.
-    pub key: DomainKey,
-    /// What it is charged for.
-    pub account: Account,
-}
-
-/// One job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobView {
-    /// Its number.
-    pub number: u32,
-    /// Its domain.
-    pub domain: DomainKey,
-    /// Its own key.
-    pub key: JobKey,
-    /// For people.
-    pub name: JobName,
-    /// What it is charged for.
-    pub account: Account,
-    /// Its clients, those being torn down included.
-    pub clients: u32,
-    /// Kept allocations that its clients have left: their domain is charged for them, it is not.
-    pub orphans: u32,
 }
 
 impl Core {
@@ -374,43 +342,28 @@ impl Core {
         number.map_or(JobName::NONE, |number| self.books.clients.job(number).name)
     }
 
-    /// Jobs in use from a number on, in order.
-    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
-        self.books.clients.jobs(cursor).map(|(number, job)| JobView {
-            number,
-            domain: job.key.0,
-            key: job.key.1,
-            name: job.name,
-            account: self.books.ledger[job.scope].account,
-            clients: job.clients,
-            orphans: job.orphans,
-        })
+    /// Jobs in use from a number on, in order, each with what it is charged for.
+    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = (u32, &Job, &Account)> {
+        let account = |job: &Job| &self.books.ledger[job.scope].account;
+        self.books.clients.jobs(cursor).map(move |(number, job)| (number, job, account(job)))
     }
 
-    /// Domains in use from a number on, in order.
-    pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
-        self.books.clients.domains(cursor).map(|(number, domain)| self.domain_view(number, domain))
+    /// Domains in use from a number on, in order, each with what it is charged for.
+    pub fn domains(&self, cursor: u32) -> impl Iterator<Item = (u32, &Domain, &Account)> {
+        let account = |domain: &Domain| &self.books.ledger[domain.scope].account;
+        self.books.clients.domains(cursor).map(move |(number, it)| (number, it, account(it)))
     }
 
-    /// A domain, if it is in use.
-    pub fn view_of_domain(&self, key: DomainKey) -> Option<DomainView> {
+    /// What a domain is charged for, if it is in use.
+    pub fn account_of_domain(&self, key: DomainKey) -> Option<Account> {
         let number = self.books.clients.find_domain(key)?;
-        Some(self.domain_view(number, self.books.clients.domain(number)))
-    }
-
-    fn domain_view(&self, number: u32, domain: &Domain) -> DomainView {
-        let Domain { clients, key, scope, .. } = *domain;
-        DomainView { number, clients, key, account: self.books.ledger[scope].account }
+        Some(self.books.ledger[self.books.clients.scope_of_domain(number)].account)
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
-    pub fn driver_data(
-        &self,
-        id: fdbroker_protocol::AllocationId,
-    ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
+    pub fn driver_data(&self, id: AllocationId) -> Option<&(u8, [u8; DRIVER_DATA_BYTES])> {
         self.books.allocations.find(id)?;
-        let (len, bytes) = self.books.allocations.driver_data(id.slot)?;
-        Some((*len, bytes))
+        self.books.allocations.driver_data(id.slot)
     }
 
     /// Whether the broker is being drained.

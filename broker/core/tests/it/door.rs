@@ -107,7 +107,7 @@ fn connect_when_users_without_clients_have_left_something_then_their_domains_kee
         assert!(is_welcome(&knock(&mut world, client, key.uid, 0), client), "{number}");
         world.register_by(client, Deposit { keep: true, ..deposit(u64::from(number)) });
         world.step(Input::Gone { client });
-        assert!(world.core.domains(0).any(|domain| domain.key == key), "it has left something");
+        assert!(world.core.domains(0).any(|(_, it, _)| it.key == key), "it has left something");
     }
     // Those that have clients count.
     let in_use = world.core.now_in_node(Resource::Domains);

@@ -14,8 +14,8 @@ pub(super) fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
     world.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
 }
 
-pub(super) fn job_of(world: &World, key: JobKey) -> Option<JobView> {
-    world.core.jobs(0).find(|job| job.key == key)
+pub(super) fn job_of(world: &World, key: JobKey) -> Option<(u32, &Job, &Account)> {
+    world.core.jobs(0).find(|(_, job, _)| job.key.1 == key)
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
     connect_in_job(&mut world, client, JOB);
     assert_eq!((world.core.job_of(client), world.core.job_of(USER)), (Some(JOB), None));
     assert_eq!(world.core.job_of(ClientId(4)), None);
-    let number = job_of(&world, JOB).expect("in use").number;
+    let number = job_of(&world, JOB).expect("in use").0;
     assert_eq!(world.core.jobs(number + 1).count(), 0);
     let mut caps = world.core.caps();
     assert_eq!(caps.job, job);

@@ -55,8 +55,8 @@ fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
     let saved = from_value(saved).expect("of the same form");
     let mut core = Core::restore(config(), saved, world.now).expect("sound");
     core.check_invariants();
-    let view = core.jobs(0).next().expect("as before");
-    assert_eq!((view.key, view.orphans, view.clients), (JOB, 1, 0));
+    let (_, view, _) = core.jobs(0).next().expect("as before");
+    assert_eq!((view.key.1, view.orphans, view.clients), (JOB, 1, 0));
     assert_eq!(view.name.as_str(), "?".repeat(view.name.bytes().len()));
     assert_eq!(core.allocations(id.slot).next().and_then(|view| view.job), Some(JOB));
 }

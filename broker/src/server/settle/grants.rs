@@ -57,7 +57,7 @@ impl Server {
         fds: usize,
     ) -> Result<(), ()> {
         let core = &self.core;
-        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+        let data = |id| core.driver_data(id).copied();
         let slots = &mut self.scratch.slots;
         replies::write_granted(&mut self.writer, request, grants, slots, data);
         if fds == 0 {
@@ -147,7 +147,7 @@ impl Server {
         let user = connection.shares_as;
         let Some(ahead) = connection.ahead.as_ref() else { return 0 };
         let core = &self.core;
-        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+        let data = |id| core.driver_data(id).copied();
         for (count, grant) in grants.iter().enumerate() {
             let bytes = replies::write_granted(
                 &mut self.writer,

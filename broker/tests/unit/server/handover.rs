@@ -70,7 +70,8 @@ fn state_when_clients_are_of_a_job_then_its_key_and_name_go_on() {
         crate::clients::job::of_text(&std::fs::read("/proc/self/cgroup").unwrap()).unwrap();
     let jobs: Vec<_> = bench.server.core.clients(0).map(|view| view.job).collect();
     assert_eq!(jobs, [Some(key); 2]);
-    let jobs: Vec<_> = bench.server.core.jobs(0).map(|view| (view.key, view.name)).collect();
+    let all = bench.server.core.jobs(0);
+    let jobs: Vec<_> = all.map(|(_, job, _)| (job.key.1, job.name)).collect();
     assert_eq!(jobs, [(key, name)]);
 }
 

@@ -299,7 +299,7 @@ fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no
         let view = view.unwrap();
         assert_eq!((view.metadata, view.offset, view.size_bytes), (&[7; 5][..], 64, 8));
         let (length, data) = core.driver_data(view.allocation).unwrap();
-        assert_eq!((length, &data[..3]), (3, &[5; 3][..]));
+        assert_eq!((*length, &data[..3]), (3, &[5; 3][..]));
         assert!(core.group_to_keep(kept.client, unsealed).is_none());
         kept.until_carried(2);
     }
