@@ -98,7 +98,7 @@ impl Daemon {
         is_without_connections
             && (totals.gauges.stored_fds, totals.gauges.closing_fds) == (0, 0)
             && totals.node.is_zero()
-            && core.allocations(0).next().is_none()
+            && core.allocations(0..u32::MAX).next().is_none()
     }
 }
 

@@ -25,7 +25,7 @@ fn counted() -> impl Iterator<Item = Resource> {
 pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
     let mut recalling = BTreeMap::new();
     let mut pinned = BTreeSet::new();
-    for view in core.allocations(0) {
+    for view in core.allocations(0..u32::MAX) {
         match view.state {
             // Those of a gone owner end when its teardown comes to them.
             AllocationState::Recalling if !model.to_unpublish.contains(&view.id) => {
@@ -67,7 +67,10 @@ fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> 
     if !model.clients.keys().copied().any(gone) {
         return BTreeSet::new();
     }
-    core.leases(0).filter(|view| gone(view.client.0)).map(|view| view.allocation).collect()
+    core.leases(0..u32::MAX)
+        .filter(|view| gone(view.record.client))
+        .map(|view| view.allocation)
+        .collect()
 }
 
 /// Checks that nothing is evicted that a request waits for.
@@ -89,8 +92,11 @@ fn waits_for(model: &Model, id: AllocationId) -> bool {
 }
 
 fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
-    let silent: BTreeSet<u32> =
-        core.clients(0).filter(|view| view.silent && !view.gone).map(|view| view.id.0).collect();
+    let silent: BTreeSet<u32> = core
+        .clients(0)
+        .filter(|view| view.record.silent && !view.record.gone)
+        .map(|view| view.id.0)
+        .collect();
     if !model.exact {
         model.silent = silent;
         return Ok(());
@@ -123,7 +129,7 @@ fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) ->
 /// recall it waits for.
 fn sync_promises(model: &mut Model, core: &Core) -> Check {
     let mut promised = BTreeMap::new();
-    for view in core.clients(0).filter(|view| !view.gone) {
+    for view in core.clients(0).filter(|view| !view.record.gone) {
         let Some(client) = model.clients.get(&view.id.0) else { continue };
         let open = client.leases.iter().filter(|lease| is_open(model, lease)).count() as u64;
         let charged = view.account.counted(Resource::OpenLeases);
@@ -167,7 +173,7 @@ fn tears_down(model: &Model, core: &Core) -> Check<bool> {
             .any(|resource| account.now(*resource) > 0)
     };
     let tearing = !model.to_unpublish.is_empty()
-        || core.clients(0).any(|view| view.gone && left(&view.account));
+        || core.clients(0).any(|view| view.record.gone && left(view.account));
     ensure!(
         !tearing || core.poll_timeout() == Some(Now(0)),
         "a gone client is not torn down, and no poll is due"
@@ -202,11 +208,11 @@ pub fn sums(model: &Model, core: &Core, ledger: &Ledger) -> Check {
     for view in core.clients(0) {
         seen += 1;
         let client = model.client(view.id.0)?;
-        if !view.gone {
+        if !view.record.gone {
             same_client(view.id.0, &view, client)?;
         }
         let account = Holder::Client(view.id.0);
-        same(&account, &view.account, &ledger.of(account))?;
+        same(&account, view.account, &ledger.of(account))?;
     }
     model.proofs.count(Promise::Ledger, (seen + 1) * counted().count());
     ensure!(seen == model.clients.len(), "{seen} clients, the model has {}", model.clients.len());
@@ -246,12 +252,13 @@ fn same(whose: &dyn std::fmt::Debug, account: &Account, sums: &Sums) -> Check {
     Ok(())
 }
 
-fn same_client(number: u32, view: &fdbroker_core::ClientView, client: &Client) -> Check {
-    let core = (view.domain, view.job, view.pid, view.credits, view.parked as usize);
+fn same_client(number: u32, view: &fdbroker_core::ClientView<'_>, client: &Client) -> Check {
+    let it = view.record;
+    let core = (view.domain, view.job, it.pid, it.credits, it.parked.len());
     let requests = client.requests.len();
     let model = (client.domain, client.job, client.pid, client.credits, requests);
     ensure!(core == model, "client {number}: {core:?}, the model has {model:?}");
-    ensure!(!view.welcome || client.phase != Phase::Connected, "client {number}: welcome");
+    ensure!(!it.welcome || client.phase != Phase::Connected, "client {number}: welcome");
     Ok(())
 }
 
@@ -280,7 +287,7 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
 /// Compares the lists of allocations and leases, record by record.
 fn records(model: &Model, core_: &Core) -> Check {
     let mut seen = 0;
-    for view in core_.allocations(0) {
+    for view in core_.allocations(0..u32::MAX) {
         seen += 1;
         let id = view.id;
         let known = model
@@ -296,28 +303,30 @@ fn records(model: &Model, core_: &Core) -> Check {
         kept(model, core_, id, known)?;
         jobs::of_allocation(model, id, known, view.job)?;
         let d = &known.deposit;
-        let (core, model_) = ((view.facts, view.base), (d.facts, d.base));
+        let (core, model_) = ((view.record.facts(), view.record.base), (d.facts, d.base));
         ensure!(core == model_, "{id} is listed as {core:?}, it is {model_:?}");
         let owner = model.owner_here(known).then_some(known.owner);
-        ensure!(view.owner.map(|owner| owner.0) == owner, "{id}: owner {:?}", view.owner);
+        let told = view.record.owner().map(|owner| owner.0);
+        ensure!(told == owner, "{id}: owner {told:?}");
         let open = known.leases.iter().filter(|lease| is_open(model, lease)).count();
         let mapped = known.leases.len() - open;
+        let (listed, all) = (view.record.open as usize, view.record.leases.len());
         ensure!(
-            (view.open_leases as usize, view.mapped_leases as usize) == (open, mapped),
-            "{id}: {} open and {} mapped leases, it has {open} and {mapped}",
-            view.open_leases,
-            view.mapped_leases
+            (listed, all) == (open, open + mapped),
+            "{id}: {listed} open leases of {all}, it has {open} and {mapped}"
         );
     }
     let all = model.allocations.len();
     model.proofs.count(Promise::OneFd, seen);
     ensure!(seen == all, "{seen} allocations are listed, there are {all}");
     let mut seen = 0;
-    for view in core_.leases(0) {
+    for view in core_.leases(0..u32::MAX) {
         seen += 1;
         let known = model.leases.get(&view.id.0).ok_or("a lease of nobody is listed")?;
-        let (core, model) =
-            ((view.client.0, view.allocation, view.mapped), (known.client, known.id, known.mapped));
+        let (core, model) = (
+            (view.record.client, view.allocation, view.record.mapped),
+            (known.client, known.id, known.mapped),
+        );
         ensure!(core == model, "lease {:#x} is {core:?}, not {model:?}", view.id.0);
     }
     ensure!(seen == model.leases.len(), "{seen} leases listed, there are {}", model.leases.len());
@@ -365,10 +374,10 @@ pub fn settled(model: &Model, core: &Core) -> Check {
     ensure!(model.leases.is_empty(), "after a rest there are leases");
     ensure!(model.tickets.is_empty(), "after a rest fds are closing");
     // The model's own knowledge of these may be as old as the last full check.
-    let mut allocations = core.allocations(0);
+    let mut allocations = core.allocations(0..u32::MAX);
     let recalling = allocations.any(|view| view.state == AllocationState::Recalling);
     ensure!(!recalling, "after a rest recalls are under way");
-    ensure!(!core.clients(0).any(|view| view.silent), "after a rest clients are silent");
+    ensure!(!core.clients(0).any(|view| view.record.silent), "after a rest clients are silent");
     let ownerless =
         model.allocations.values().any(|known| known.reserved || model.is_orphan(known));
     ensure!(!ownerless, "after a rest something lives without an owner");

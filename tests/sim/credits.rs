@@ -60,7 +60,7 @@ impl Model {
         let most = u64::from(self.config.max_credits);
         for view in core.clients(0) {
             let Some(client) = self.clients.get_mut(&view.id.0) else { continue };
-            let taken = client.credits.saturating_sub(view.credits);
+            let taken = client.credits.saturating_sub(view.record.credits);
             ensure!(
                 taken <= client.idle_credits(),
                 "client {} has lost {taken} credits, and {} were idle",
@@ -69,7 +69,7 @@ impl Model {
             );
             client.credits -= taken;
             // Some may have been taken and given again within the step.
-            let told = core.deposit_credits(view.id) - view.credits;
+            let told = core.deposit_credits(view.id) - view.record.credits;
             ensure!(
                 (most.min(client.credits_taken + taken)..=most).contains(&told),
                 "client {} may have lost {told} credits unknown to it",

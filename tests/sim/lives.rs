@@ -73,7 +73,7 @@ impl World {
             let life = code.map(FormerLife::Ended);
             self.records.entry(id.slot).and_modify(|it| it.life = life.unwrap_or(it.life));
         }
-        let alive = self.core.allocations(0).map(|view| view.id);
+        let alive = self.core.allocations(0..u32::MAX).map(|view| view.id);
         let (live, used) = (alive.collect::<Vec<_>>(), self.core.allocation_slots());
         self.closing.clear();
         self.agents.clear();

@@ -85,7 +85,7 @@ impl Reclaims {
         ledgers: [&Ledger; 2],
         all: &[Waiting<'_>],
     ) -> Check {
-        let views = core.leases(0).filter(|view| view.asked);
+        let views = core.leases(0..u32::MAX).filter(|view| view.record.asked != 0);
         let marked: BTreeSet<u64> = views.map(|view| view.id.0).collect();
         let new: Vec<u64> = marked.difference(&self.marked).copied().collect();
         for lease in new {

@@ -60,7 +60,7 @@ impl SlotWatch {
             let right = oldest_left.is_none_or(|oldest| since <= oldest);
             ensure!(right, "slot {slot} is used again, and others are free for longer");
         }
-        for view in core.allocations(0) {
+        for view in core.allocations(0..u32::MAX) {
             let slot = view.id.slot as usize;
             (self.used_at[slot], self.free_since[slot]) = (self.looks, None);
         }

@@ -19,8 +19,10 @@ pub mod work;
 
 pub use self::core::Core;
 pub use api::*;
+pub use books::allocation::Allocation;
 pub use books::check::RestoreError;
-pub use books::clients::{Domain, Job};
+pub use books::clients::{Client, Domain, Job};
+pub use books::leases::Lease;
 pub use books::ledger::Account;
 pub use books::shares::Part;
 pub use fdbroker_protocol::Caps;

@@ -446,7 +446,8 @@ fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {
     let mut ids = Vec::new();
     let (client, credits_wanted, deadline) = (OWNER, MAX_BATCH as u32, FOR_EVER);
     while ids.len() < count {
-        let credits = world.core.clients(OWNER.0).next().expect("connected").credits as usize;
+        let credits =
+            world.core.clients(OWNER.0).next().expect("connected").record.credits as usize;
         let first = ids.len() + 1;
         let last = first + credits.min(MAX_BATCH).min(count - ids.len());
         let deposits: Vec<Arrived> =

@@ -36,24 +36,24 @@ impl View<'_> {
                 writer.finish(0, 0)
             }
             Kind::AdminAllocations => {
-                let record = |view: AllocationView| {
+                let record = |view: AllocationView<'_>| {
                     self.is_chosen(&chosen, &view).then(|| self.allocation_record(&view))
                 };
                 let (all, next) = (self.allocations(cursor..end), next(self.allocation_slots()));
                 write_page(writer, Kind::AdminAllocationsReply, id, all, next, record)
             }
             Kind::AdminLeases => {
-                let record = |view: LeaseView| {
+                let record = |view: LeaseView<'_>| {
                     self.is_lease_chosen(&chosen, &view).then(|| self.lease_record(&view))
                 };
                 let (all, next) = (self.leases(cursor..end), next(self.lease_slots()));
                 write_page(writer, Kind::AdminLeasesReply, id, all, next, record)
             }
             Kind::AdminClients => {
-                let record = |view: ClientView| {
-                    let (pid, uid, job) = (view.pid, view.domain.uid, view.job);
+                let record = |view: ClientView<'_>| {
+                    let (pid, uid, job) = (view.record.pid, view.domain.uid, view.job);
                     let is_it = chosen.has(Traits { allocation: None, pid, uid, job });
-                    (is_it && !view.gone).then(|| self.client_record(&view))
+                    (is_it && !view.record.gone).then(|| self.client_record(&view))
                 };
                 let all = self.clients(cursor);
                 write_page(writer, Kind::AdminClientsReply, id, all, None, record)

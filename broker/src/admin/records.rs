@@ -6,7 +6,7 @@ use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
 use fdbroker_core::{
-    Account, AllocationView, Caps, ClientView, DomainKey, JobKey, JobName, LeaseView, Now,
+    Account, AllocationView, Caps, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView, Now,
 };
 use fdbroker_protocol::admin::{
     AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus,
@@ -48,9 +48,10 @@ impl View<'_> {
         }
     }
 
-    pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
-        let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
-        let kept = if view.keep { register_flags::KEEP } else { 0 };
+    pub(crate) fn allocation_record(&self, view: &AllocationView<'_>) -> AllocationRecord {
+        let record = view.record;
+        let recallable = if record.traits.is_recallable() { register_flags::RECALLABLE } else { 0 };
+        let kept = if record.traits.is_to_be_kept() { register_flags::KEEP } else { 0 };
         let flags = recallable | kept | if view.named { register_flags::NAMED } else { 0 };
         let files = self.files(view);
         let files_ms = match files.since_us {
@@ -58,22 +59,24 @@ impl View<'_> {
             since_us => self.now().0.saturating_sub(since_us) / 1000,
         };
         let fd = self.held(view).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
-        let owner = self.party(view.owner);
-        let virtual_fd = self.identity().key.virtual_fd(view.id).filter(|_| view.virtual_fd);
+        let owner = self.party(view.record.owner());
+        let virtual_fd = self.identity().key.virtual_fd(view.id);
+        let virtual_fd = virtual_fd.filter(|_| record.traits.has_virtual_fd());
+        let count = |leases: usize| u32::try_from(leases).unwrap_or(u32::MAX);
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
-            facts: view.facts.into(),
-            share: view.share as u8,
+            facts: record.facts().into(),
+            share: record.traits.share() as u8,
             flags,
-            owner_gone: view.owner.is_none().into(),
-            base: view.base.into(),
+            owner_gone: view.record.owner().is_none().into(),
+            base: record.base.into(),
             state: (view.state as u32).into(),
             owner_pid: owner.pid.into(),
             owner_uid: view.domain.uid.into(),
-            open_leases: view.open_leases.into(),
-            mapped_leases: view.mapped_leases.into(),
-            waiters: view.waiters.into(),
+            open_leases: record.open.into(),
+            mapped_leases: (count(record.leases.len()) - record.open).into(),
+            waiters: count(view.waiters).into(),
             inode: files.inode.into(),
             owner_name: owner.name,
             job: view.job.map_or(0, |job| job.0).into(),
@@ -82,39 +85,39 @@ impl View<'_> {
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
-            age_ms: self.ms_since(view.registered).into(),
-            unused_ms: self.ms_since(view.used).into(),
+            age_ms: self.ms_since(record.registered.begin()).into(),
+            unused_ms: self.ms_since(record.stamp.last_use().begin()).into(),
         }
     }
 
-    pub(crate) fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
-        let holder = self.party(Some(view.client));
+    pub(crate) fn lease_record(&self, view: &LeaseView<'_>) -> LeaseRecord {
+        let holder = self.party(Some(ClientId(view.record.client)));
         let (job, job_name) = holder.job.unwrap_or((JobKey(0), JobName::NONE));
         LeaseRecord {
             lease: view.id.0.into(),
             slot: view.allocation.slot.into(),
             generation: view.allocation.generation.into(),
-            state: if view.mapped { 2 } else { 1 }.into(),
-            ended: u32::from(view.ended).into(),
+            state: if view.record.mapped { 2 } else { 1 }.into(),
+            ended: u32::from(!view.of.is_live()).into(),
             client: holder.client.into(),
             pid: holder.pid.into(),
             uid: holder.uid.into(),
             owner_pid: self.owner_pid(view).into(),
-            size_bytes: view.size_bytes.into(),
-            age_ms: self.ms_since(view.since).into(),
+            size_bytes: view.of.size_bytes.into(),
+            age_ms: self.ms_since(view.record.since).into(),
             name: holder.name,
             job: job.0.into(),
             job_name: job_name.bytes(),
         }
     }
 
-    pub(crate) fn client_record(&self, view: &ClientView) -> ClientRecord {
+    pub(crate) fn client_record(&self, view: &ClientView<'_>) -> ClientRecord {
         let start = self.start_of(view);
         ClientRecord {
             client: view.id.0.into(),
-            pid: view.pid.into(),
+            pid: view.record.pid.into(),
             uid: view.domain.uid.into(),
-            silent: u32::from(view.silent).into(),
+            silent: u32::from(view.record.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
             age_ms: start.age_ms().unwrap_or(NO_AGE).into(),
             listener: view.domain.listener.into(),
@@ -147,27 +150,27 @@ impl View<'_> {
         }
     }
 
-    fn owner_pid(&self, lease: &LeaseView) -> u32 {
-        if self.sight().has(lease.domain) { self.party(lease.owner).pid } else { OTHER_OWNER }
+    fn owner_pid(&self, lease: &LeaseView<'_>) -> u32 {
+        if self.sight().has(lease.domain) { self.party(lease.of.owner()).pid } else { OTHER_OWNER }
     }
 
     /// Whether an allocation is chosen.
-    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
+    pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView<'_>) -> bool {
         chosen.is_all()
             || chosen.has(Traits {
                 allocation: Some((view.id.slot, view.id.generation)),
-                pid: self.party(view.owner).pid,
+                pid: self.party(view.record.owner()).pid,
                 uid: view.domain.uid,
                 job: view.job,
             })
     }
 
     /// Whether a lease is chosen.
-    pub(crate) fn is_lease_chosen(&self, chosen: &Chosen, view: &LeaseView) -> bool {
+    pub(crate) fn is_lease_chosen(&self, chosen: &Chosen, view: &LeaseView<'_>) -> bool {
         if chosen.is_all() {
             return true;
         }
-        let holder = self.party(Some(view.client));
+        let holder = self.party(Some(ClientId(view.record.client)));
         chosen.has(Traits {
             allocation: Some((view.allocation.slot, view.allocation.generation)),
             pid: holder.pid,

@@ -131,8 +131,8 @@ impl<'a> View<'a> {
     pub fn allocations(
         &self,
         slots: Range<u32>,
-    ) -> impl Iterator<Item = (u32, Option<AllocationView>)> + use<'a> {
-        let (all, sight) = (self.whole.core.allocations_within(slots), self.sight);
+    ) -> impl Iterator<Item = (u32, Option<AllocationView<'a>>)> + use<'a> {
+        let (all, sight) = (self.whole.core.allocations(slots), self.sight);
         all.map(move |it| (it.id.slot, Some(it).filter(|it| sight.has(it.domain))))
     }
 
@@ -144,8 +144,8 @@ impl<'a> View<'a> {
     pub fn leases(
         &self,
         slots: Range<u32>,
-    ) -> impl Iterator<Item = (u32, Option<LeaseView>)> + use<'a> {
-        let (all, sight) = (self.whole.core.leases_within(slots), self.sight);
+    ) -> impl Iterator<Item = (u32, Option<LeaseView<'a>>)> + use<'a> {
+        let (all, sight) = (self.whole.core.leases(slots), self.sight);
         all.map(move |it| {
             // The low half of a lease's number is its slot.
             let slot = (it.id.0 & 0xffff_ffff) as u32;
@@ -156,7 +156,7 @@ impl<'a> View<'a> {
     pub fn clients(
         &self,
         cursor: u32,
-    ) -> impl Iterator<Item = (u32, Option<ClientView>)> + use<'a> {
+    ) -> impl Iterator<Item = (u32, Option<ClientView<'a>>)> + use<'a> {
         let (all, sight) = (self.whole.core.clients(cursor), self.sight);
         all.map(move |it| (it.id.0, Some(it).filter(|it| sight.has(it.domain))))
     }
@@ -198,13 +198,13 @@ impl<'a> View<'a> {
         self.whole.fds.tombstones.job_name(tombstone)
     }
 
-    pub fn files(&self, of: &AllocationView) -> Files {
+    pub fn files(&self, of: &AllocationView<'_>) -> Files {
         self.whole.fds.files(of.id.slot)
     }
 
     /// The broker's own fd of an allocation. Its number tells how many fds there are of all, so it
     /// is for those that see all.
-    pub fn held(&self, of: &AllocationView) -> Option<BorrowedFd<'a>> {
+    pub fn held(&self, of: &AllocationView<'_>) -> Option<BorrowedFd<'a>> {
         let node = (self.sight == Sight::Node).then_some(self.whole)?;
         node.fds.held(of.id.slot)
     }
@@ -214,7 +214,7 @@ impl<'a> View<'a> {
     }
 
     /// Of the process of a client.
-    pub fn start_of(&self, client: &ClientView) -> Start {
+    pub fn start_of(&self, client: &ClientView<'_>) -> Start {
         let connection = self.whole.connections.get(client.id.0 as usize);
         connection.map_or(Start::default(), |known| known.start)
     }
@@ -223,11 +223,12 @@ impl<'a> View<'a> {
     pub fn party(&self, client: Option<ClientId>) -> Party {
         let Whole { core, connections, .. } = self.whole;
         let Some(client) = client else { return Party::NOBODY };
-        let Some(domain) = core.domain_of(client) else { return Party::NOBODY };
+        let Some(view) = core.client(client) else { return Party::NOBODY };
+        let domain = view.domain;
         if !self.sight.has(domain) {
             return Party::ANOTHER;
         }
-        let job = core.job_of(client).map(|job| (job, core.job_name(domain, job)));
+        let job = view.job.map(|job| (job, core.job_name(domain, job)));
         let connection = connections.get(client.0 as usize);
         let unknown = Party { client: client.0, job, ..Party::NOBODY };
         connection.map_or(unknown, |it| Party {

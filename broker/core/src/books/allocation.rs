@@ -2,7 +2,7 @@
 //! It goes to a successor (`saved.rs`): another field, or another order, is another format of the
 //! daemon's handover.
 
-use crate::api::{Deposit, Granted, LeaseId, NONE, Now, Wanted};
+use crate::api::{ClientId, Deposit, Granted, LeaseId, NONE, Now, Wanted};
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::order::{Moment, Stamp};
 use crate::books::slots::{Flat, Slots};
@@ -177,6 +177,11 @@ pub struct Allocation {
 const _: () = assert!(size_of::<Allocation>() <= 104);
 
 impl Allocation {
+    /// Its owner; `None` once gone.
+    pub fn owner(&self) -> Option<ClientId> {
+        (self.owner != NONE).then_some(ClientId(self.owner))
+    }
+
     /// Why it has ended; `None`: it lives.
     pub fn ended(&self) -> Option<ErrorCode> {
         if let State::Ended(code) = self.state { Some(code) } else { None }

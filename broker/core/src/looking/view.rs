@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, JobName, LeaseId, NONE, Now, Ticket};
+use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, JobName, LeaseId, NONE, Ticket};
 use crate::books::clients::{Domain, Job};
-use crate::books::{Account, Recall, ScopeId, State};
+use crate::books::{Account, Allocation, Client, Lease, Recall, ScopeId, State};
 use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
@@ -36,98 +36,56 @@ impl Totals {
     }
 }
 
-/// One allocation.
+/// One allocation: what the core has of it, and what that leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocationView {
+pub struct AllocationView<'a> {
     /// Its id.
     pub id: AllocationId,
+    /// What the core has of it.
+    pub record: &'a Allocation,
     /// Where its fd is.
     pub state: AllocationState,
-    /// What it is.
-    pub facts: Facts,
-    /// Who may have it.
-    pub share: Share,
-    /// Its owner can give its fd again.
-    pub recallable: bool,
-    /// Outlives its owner, and is never evicted.
-    pub keep: bool,
-    /// Its owner; `None` once gone.
-    pub owner: Option<ClientId>,
-    /// Address in the owner.
-    pub base: u64,
-    /// Open leases.
-    pub open_leases: u32,
-    /// Mapped leases.
-    pub mapped_leases: u32,
     /// Items of requests that wait for its fd.
-    pub waiters: u32,
+    pub waiters: usize,
     /// Its owner's job; of a kept one whose owner is gone, the job that has left it.
     pub job: Option<JobKey>,
     /// Its owner's domain.
     pub domain: DomainKey,
-    /// It was registered with a virtual fd.
-    pub virtual_fd: bool,
     /// It is the memory of named objects.
     pub named: bool,
-    /// When it was registered or, after a crash, named again: within 2^17 us before.
-    pub registered: Now,
-    /// When it was granted last, or else registered; as exact.
-    pub used: Now,
 }
 
 /// One lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseView {
+pub struct LeaseView<'a> {
     /// Its number.
     pub id: LeaseId,
+    /// What the core has of it.
+    pub record: &'a Lease,
     /// Its allocation.
     pub allocation: AllocationId,
-    /// The allocation's owner; `None` once gone.
-    pub owner: Option<ClientId>,
-    /// Whether the allocation has ended.
-    pub ended: bool,
+    /// What the core has of that.
+    pub of: &'a Allocation,
     /// The domain of its allocation; [`DomainKey::NOBODYS`] while that is not known again after a
     /// crash.
     pub domain: DomainKey,
-    /// The client that has it.
-    pub client: ClientId,
-    /// The domain of that client.
+    /// The domain of its holder.
     pub holder: DomainKey,
-    /// Imported, fd closed.
-    pub mapped: bool,
-    /// Its holder was asked to give it back.
-    pub asked: bool,
-    /// Granted at.
-    pub since: Now,
-    /// Bytes of the allocation.
-    pub size_bytes: u64,
 }
 
 /// One client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClientView {
+pub struct ClientView<'a> {
     /// Its number.
     pub id: ClientId,
+    /// What the core has of it.
+    pub record: &'a Client,
     /// Its domain.
     pub domain: DomainKey,
     /// Its job.
     pub job: Option<JobKey>,
-    /// Its pid.
-    pub pid: u32,
-    /// Said hello.
-    pub welcome: bool,
-    /// Being torn down.
-    pub gone: bool,
-    /// Misses a recall.
-    pub silent: bool,
-    /// Places reserved for its deposits.
-    pub credits: u64,
-    /// Its fds in the closers.
-    pub closing: u64,
-    /// Its parked requests.
-    pub parked: u32,
     /// What it is charged for.
-    pub account: Account,
+    pub account: &'a Account,
 }
 
 impl Core {
@@ -139,10 +97,8 @@ impl Core {
 
     /// Fds of a client that are on their way through the closers.
     pub fn closings_of(&self, client: ClientId) -> u64 {
-        self.books
-            .clients
-            .find(client.0)
-            .map_or(0, |client| self.books.closings.of_client(client.serial))
+        let client = self.books.clients.find(client.0);
+        client.map_or(0, |client| self.books.closings.of_client(client.serial))
     }
 
     /// The client that an fd on its way through the closers is charged to; `None`: it has left it
@@ -192,18 +148,11 @@ impl Core {
         self.books.leases.slots()
     }
 
-    /// Allocations from a slot on, in slot order.
-    pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
-        self.allocations_within(cursor..self.books.allocations.slots())
-    }
-
     /// Allocations of some slots, in slot order.
-    pub fn allocations_within(
-        &self,
-        slots: Range<u32>,
-    ) -> impl Iterator<Item = AllocationView> + '_ {
+    pub fn allocations(&self, slots: Range<u32>) -> impl Iterator<Item = AllocationView<'_>> {
         self.books.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
             id: self.books.allocations.id_of(slot),
+            record: allocation,
             state: match allocation.state {
                 State::Held => AllocationState::Held,
                 State::Resident => AllocationState::Resident,
@@ -212,37 +161,24 @@ impl Core {
                 State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
-            facts: allocation.facts(),
-            share: allocation.traits.share(),
-            recallable: allocation.traits.is_recallable(),
-            keep: allocation.traits.is_to_be_kept(),
-            owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
-            base: allocation.base,
-            open_leases: allocation.open,
-            mapped_leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX)
-                - allocation.open,
             waiters: match allocation.recall {
                 NONE => 0,
                 recall => {
                     let Recall { waiting, pinned, .. } = self.books.recalls[recall];
-                    let count = self.books.waiting.len(waiting) + self.books.waiting.len(pinned);
-                    u32::try_from(count).unwrap_or(u32::MAX)
+                    self.books.waiting.len(waiting) + self.books.waiting.len(pinned)
                 }
             },
             job: self.books.job_of_slot(slot).map(|job| self.books.clients.job_key(job)),
             domain: self.books.clients.domain_key(allocation.domain),
-            virtual_fd: allocation.traits.has_virtual_fd(),
             named: self.books.objects.groups.number_in(slot).is_some(),
-            registered: allocation.registered.begin(),
-            used: allocation.stamp.last_use().begin(),
         })
     }
 
     /// The allocation in a slot, if it is of the domain of a client.
-    pub fn allocation_of_domain(&self, client: ClientId, slot: u32) -> Option<AllocationView> {
+    pub fn allocation_of_domain(&self, client: ClientId, slot: u32) -> Option<AllocationView<'_>> {
         let domain = self.books.clients.find(client.0)?.domain;
         let found = self.books.allocations.in_slot(slot).filter(|it| it.domain == domain);
-        found.and_then(|_| self.allocations_within(slot..slot + 1).next())
+        found.and_then(|_| self.allocations(slot..slot + 1).next())
     }
 
     /// The slot of the allocation that the owner of this one has registered next, ended ones
@@ -267,51 +203,36 @@ impl Core {
         self.books.allocations.in_slot(slot).map(|it| it.traits.share())
     }
 
-    /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
-    pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases_within(cursor..self.books.leases.slots())
-    }
-
-    /// Leases of some slots, in slot order.
-    pub fn leases_within(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView> + '_ {
+    /// Leases of some slots, in slot order; a lease's slot is the low half of its number.
+    pub fn leases(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView<'_>> {
         self.books.leases.iter_within(slots).map(|(slot, lease)| {
             let allocation = &self.books.allocations[lease.allocation];
             LeaseView {
                 id: self.books.leases.id_of(slot),
+                record: lease,
                 allocation: self.books.allocations.id_of(lease.allocation),
-                owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
-                ended: !allocation.is_live(),
+                of: allocation,
                 domain: self.books.domain_or_nobodys(allocation.domain),
-                client: ClientId(lease.client),
                 holder: self.books.clients.domain_key(self.books.clients[lease.client].domain),
-                mapped: lease.mapped,
-                asked: lease.asked != 0,
-                since: lease.since,
-                size_bytes: allocation.size_bytes,
             }
         })
     }
 
-    /// The domain of a client.
-    pub fn domain_of(&self, client: ClientId) -> Option<DomainKey> {
-        let client = self.books.clients.find(client.0)?;
-        Some(self.books.clients.domain_key(client.domain))
+    /// Clients from a number on, in order, those being torn down included.
+    pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView<'_>> {
+        let all = self.books.clients.iter_from(cursor);
+        all.filter_map(|(number, _)| self.client(ClientId(number)))
     }
 
-    /// Clients from a number on, in order, those being torn down included.
-    pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView> + '_ {
-        self.books.clients.iter_from(cursor).map(|(number, client)| ClientView {
-            id: ClientId(number),
-            domain: self.books.clients.domain_key(client.domain),
-            job: client.job.map(|job| self.books.clients.job_key(job)),
-            pid: client.pid,
-            welcome: client.welcome,
-            gone: client.gone,
-            silent: client.silent,
-            credits: client.credits,
-            closing: self.books.closings.of_client(client.serial),
-            parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
-            account: self.books.ledger[client.scope].account,
+    /// A client, also one that is being torn down.
+    pub fn client(&self, client: ClientId) -> Option<ClientView<'_>> {
+        let record = self.books.clients.find(client.0)?;
+        Some(ClientView {
+            id: client,
+            record,
+            domain: self.books.clients.domain_key(record.domain),
+            job: record.job.map(|job| self.books.clients.job_key(job)),
+            account: &self.books.ledger[record.scope].account,
         })
     }
 
@@ -328,12 +249,6 @@ impl Core {
     /// These caps as they would be in force.
     pub fn bounded(&self, caps: CapsOfScopes) -> CapsOfScopes {
         self.books.config.bounded(caps)
-    }
-
-    /// The job of a client, if it is of one.
-    pub fn job_of(&self, client: ClientId) -> Option<JobKey> {
-        let client = self.books.clients.find(client.0)?;
-        client.job.map(|job| self.books.clients.job_key(job))
     }
 
     /// The name of a job; none when it is not known (any more).

@@ -41,8 +41,8 @@ fn acts_when_of_more_than_a_message_may_name_then_the_rest_is_left_out() {
     let ids: Vec<AllocationId> = (1..=count).map(|base| world.register(deposit(base)).id).collect();
     assert_eq!(world.evict(&ids), [ActOutcome::Done; ENDS_PER_MESSAGE]);
     assert_eq!(world.revoke(&ids), [ActOutcome::Done; ENDS_PER_MESSAGE]);
-    let is_live = |view: &AllocationView| view.state != AllocationState::Ended;
-    assert_eq!(world.core.allocations(0).filter(is_live).count(), 2);
+    let is_live = |view: &AllocationView<'_>| view.state != AllocationState::Ended;
+    assert_eq!(world.core.allocations(0..u32::MAX).filter(is_live).count(), 2);
 }
 
 #[test]

@@ -8,10 +8,10 @@ const SECOND: u64 = 1000;
 impl World {
     /// How long ago an allocation was registered, and used last, in whole seconds.
     fn ages_s(&self, id: AllocationId) -> (u64, u64) {
-        let view = self.core.allocations(id.slot).next().expect("it is there");
+        let view = self.core.allocations(id.slot..u32::MAX).next().expect("it is there");
         assert_eq!(view.id, id);
         let age_s = |then: Now| (self.now.0 - then.0) / 1_000_000;
-        (age_s(view.registered), age_s(view.used))
+        (age_s(view.record.registered.begin()), age_s(view.record.stamp.last_use().begin()))
     }
 }
 

@@ -49,7 +49,7 @@ fn hello_when_the_node_is_above_its_cap_then_a_client_that_adds_nothing_is_welco
     let mut world = World::new(Config { base_credits: 2, ..config() });
     set_caps(&mut world, Caps { fds: 1, ..Caps::NONE });
     world.connect(ClientId(3), 1000);
-    assert_eq!(world.client(ClientId(3)).credits, 0);
+    assert_eq!(world.client(ClientId(3)).record.credits, 0);
 }
 
 #[test]

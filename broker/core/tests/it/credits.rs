@@ -30,7 +30,7 @@ impl World {
     }
 
     fn credits(&self) -> [u64; 3] {
-        [OWNER, USER, OTHER].map(|client| self.client(client).credits)
+        [OWNER, USER, OTHER].map(|client| self.client(client).record.credits)
     }
 }
 
@@ -78,5 +78,5 @@ fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
     assert_eq!(world.step(Body::Hello { own_fds: 2, deadline }.by(client, request)).len(), 1);
     let refused = world.step(ask(OTHER, Now(0)));
     assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");
-    assert_eq!(world.client(USER).credits, 2);
+    assert_eq!(world.client(USER).record.credits, 2);
 }

@@ -163,7 +163,7 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         assert!(is_welcome(&knock(&mut world, client, uid, 0), client), "{uid}");
         let (request, deadline, deposits, credits_wanted) = (RequestId(2), Now(0), &[][..], 1);
         world.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
-        assert!(world.client(client).credits > 0, "{uid}");
+        assert!(world.client(client).record.credits > 0, "{uid}");
     }
 }
 

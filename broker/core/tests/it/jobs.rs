@@ -24,8 +24,8 @@ fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
     let mut world = World::new(Config { job, ..config() });
     let client = ClientId(3);
     connect_in_job(&mut world, client, JOB);
-    assert_eq!((world.core.job_of(client), world.core.job_of(USER)), (Some(JOB), None));
-    assert_eq!(world.core.job_of(ClientId(4)), None);
+    assert_eq!((world.client(client).job, world.client(USER).job), (Some(JOB), None));
+    assert!(world.core.client(ClientId(4)).is_none());
     let number = job_of(&world, JOB).expect("in use").0;
     assert_eq!(world.core.jobs(number + 1).count(), 0);
     let mut caps = world.core.caps();

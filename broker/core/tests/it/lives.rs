@@ -88,7 +88,7 @@ fn a_full_world() -> World {
         world.close_all();
     }
     world.register(kept_deposit(5));
-    let held: Vec<_> = world.core.allocations(0).map(|view| view.id).collect();
+    let held: Vec<_> = world.core.allocations(0..u32::MAX).map(|view| view.id).collect();
     world.grant(USER, held[2]);
     let mapped = world.grant(OTHER, held[3]);
     world.step(Body::Mapped { leases: &[mapped] }.by(OTHER, RequestId::ONE_WAY));
@@ -110,7 +110,7 @@ fn restart_when_the_last_step_has_swept_all_that_it_may_then_the_rest_is_swept_b
     world.unregister(OWNER, id);
     assert!(world.core.totals().gauges.leases_ending > 0, "one step does not sweep them all");
     world.restart(config());
-    assert_eq!(world.core.leases(0).count(), leases);
+    assert_eq!(world.core.leases(0..u32::MAX).count(), leases);
     assert_eq!(world.core.totals().gauges.leases_ending, 0);
 }
 

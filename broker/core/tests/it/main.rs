@@ -109,7 +109,7 @@ impl World {
     fn register_by(&mut self, client: ClientId, deposit: Deposit) -> Registered {
         let request = self.request();
         let deadline = Now(u64::MAX);
-        let has = self.client(client).credits > 0;
+        let has = self.client(client).record.credits > 0;
         if !has {
             self.step(
                 Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request),
@@ -167,12 +167,12 @@ impl World {
         }
     }
 
-    fn client(&self, client: ClientId) -> ClientView {
+    fn client(&self, client: ClientId) -> ClientView<'_> {
         self.core.clients(client.0).next().expect("it is there")
     }
 
     fn state(&self, id: AllocationId) -> AllocationState {
-        self.core.allocations(id.slot).next().expect("it is there").state
+        self.core.allocations(id.slot..u32::MAX).next().expect("it is there").state
     }
 
     fn now_of(&self, resource: Resource) -> u64 {

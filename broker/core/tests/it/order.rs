@@ -36,7 +36,7 @@ fn silent_owner(room: u64) -> (World, AllocationId, AllocationId) {
     world.close_all();
     world.acquire(OTHER, &[Ok(missed)], 1000);
     world.at(101);
-    assert!(world.client(OWNER).silent);
+    assert!(world.client(OWNER).record.silent);
     (world, held, missed)
 }
 
@@ -48,10 +48,10 @@ fn evict_when_a_request_waits_for_a_lease_of_a_silent_owners_fd_then_it_is_answe
     world.acquire(OTHER, &[Ok(silent)], 1000);
     for base in [4, 5] {
         let resident = Deposit { recallable: false, ..deposit(base) };
-        assert_eq!(world.client(OTHER).parked, 1);
+        assert_eq!(world.client(OTHER).record.parked.len(), 1);
         assert!(world.register_by(USER, resident).status.is_ok());
         world.close_all();
     }
     assert_eq!(world.state(silent), AllocationState::Evicted);
-    assert_eq!(world.client(OTHER).parked, 0);
+    assert_eq!(world.client(OTHER).record.parked.len(), 0);
 }

@@ -58,8 +58,8 @@ fn unregister_when_registered_several_times_then_what_only_counts_down_is_no_end
 fn register_when_it_overlaps_more_than_a_message_ends_then_again_until_all_are_ended() {
     let (mut world, ids) = row_of(2 * ENDS_PER_MESSAGE + 1);
     let whole = sized(ids.len() as u64 * 0x1_0000, deposit(1));
-    let is_held = |view: &AllocationView| view.state == AllocationState::Held;
-    let left = |world: &World| world.core.allocations(0).filter(is_held).count();
+    let is_held = |view: &AllocationView<'_>| view.state == AllocationState::Held;
+    let left = |world: &World| world.core.allocations(0..u32::MAX).filter(is_held).count();
     for ends in [ENDS_PER_MESSAGE, 2 * ENDS_PER_MESSAGE] {
         assert_eq!(world.register(whole).status, Status::error(ErrorCode::Again));
         world.close_all();

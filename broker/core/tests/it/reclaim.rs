@@ -153,7 +153,7 @@ fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
     world.unregister(slow, next);
     world.step(Input::Slow { domain, slow: false });
     world.close_all();
-    assert_eq!(world.client(USER).credits, 1);
+    assert_eq!(world.client(USER).record.credits, 1);
 }
 
 fn open_leases(open_leases: u64) -> Config {

@@ -7,7 +7,7 @@ use crate::admin::rights::Sight;
 use crate::admin::watch::unix_us;
 use crate::limits::ADMIN_SLOTS_SCANNED;
 use crate::server::parts::Server;
-use fdbroker_core::{AllocationView, Input};
+use fdbroker_core::Input;
 use fdbroker_protocol::admin::{
     Act, ActOutcome, ActRecord, LimitChange, Page, SetLimit, act_flags,
 };
@@ -100,8 +100,8 @@ impl Server {
                 self.writer.start(Kind::AdminDrainReply, id).push(&status).finish(0, 0);
             }
             _ => {
-                let (page, views) = self.choose(&chosen, act.cursor.get());
-                let records = self.act_upon(kind, is_dry, &views);
+                let (page, ids, mut records) = self.choose(&chosen, act.cursor.get());
+                self.act_upon(kind, is_dry, &ids, &mut records);
                 let done = |record: &&ActRecord| record.outcome.get() == ActOutcome::Done as u32;
                 let done = records.iter().filter(done).count();
                 let (what, reply) = match kind {
@@ -121,44 +121,48 @@ impl Server {
         Ok(())
     }
 
-    /// The allocations that this message is for, and where the next message goes on. The id of an
-    /// allocation that is not there is given back.
-    fn choose(
-        &self,
-        chosen: &Chosen,
-        cursor: u32,
-    ) -> (Page, Vec<Result<AllocationView, AllocationId>>) {
+    /// The allocations that this message is for, with records whose outcome is still to come, and
+    /// where the next message goes on. Of an allocation that is not there the id is known.
+    fn choose(&self, chosen: &Chosen, cursor: u32) -> (Page, Vec<AllocationId>, Vec<ActRecord>) {
         let mut page = Page { next_cursor: 0.into(), done: 1.into() };
+        let view = self.view(Sight::Node);
         if let Some(id) = chosen.allocation() {
-            let found = self.core.allocations(id.slot).next().filter(|view| view.id == id);
-            return (page, vec![found.ok_or(id)]);
+            let mut record = ActRecord::new_zeroed();
+            let mut found = self.core.allocations(id.slot..id.slot.saturating_add(1));
+            if let Some(found) = found.next().filter(|found| found.id == id) {
+                record.allocation = view.allocation_record(&found);
+            } else {
+                record.allocation.slot = id.slot.into();
+                record.allocation.generation = id.generation.into();
+            }
+            return (page, vec![id], vec![record]);
         }
         let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
         if end < self.core.allocation_slots() {
             page = Page { next_cursor: end.into(), done: 0.into() };
         }
-        let mut views = Vec::new();
-        for view in self.core.allocations_within(cursor..end) {
-            if views.len() == ENDS_PER_MESSAGE {
-                page = Page { next_cursor: view.id.slot.into(), done: 0.into() };
+        let (mut ids, mut records) = (Vec::new(), Vec::new());
+        for found in self.core.allocations(cursor..end) {
+            if ids.len() == ENDS_PER_MESSAGE {
+                page = Page { next_cursor: found.id.slot.into(), done: 0.into() };
                 break;
             }
-            if self.view(Sight::Node).is_chosen(chosen, &view) {
-                views.push(Ok(view));
+            if view.is_chosen(chosen, &found) {
+                let allocation = view.allocation_record(&found);
+                ids.push(found.id);
+                records.push(ActRecord { allocation, ..ActRecord::new_zeroed() });
             }
         }
-        (page, views)
+        (page, ids, records)
     }
 
     fn act_upon(
         &mut self,
         kind: Kind,
         is_dry: bool,
-        views: &[Result<AllocationView, AllocationId>],
-    ) -> Vec<ActRecord> {
-        let ids: Vec<AllocationId> =
-            views.iter().map(|view| view.map_or_else(|id| id, |view| view.id)).collect();
-        let mut records: Vec<ActRecord> = views.iter().map(|view| self.act_record(view)).collect();
+        ids: &[AllocationId],
+        records: &mut [ActRecord],
+    ) {
         let is_evict = kind == Kind::AdminEvict;
         let outcomes: Vec<ActOutcome> = if is_dry {
             let core = &self.core;
@@ -169,7 +173,6 @@ impl Server {
             ids.iter().map(outcome).collect()
         } else {
             let mut effects = self.feedback.take_list();
-            let ids = &ids[..];
             let input = if is_evict { Input::Evict { ids } } else { Input::Revoke { ids } };
             self.core.step(self.now, input, &mut effects);
             let outcomes = effects.acted.iter().map(|acted| acted.outcome).collect();
@@ -179,19 +182,6 @@ impl Server {
         for (record, outcome) in records.iter_mut().zip(outcomes) {
             record.outcome = (outcome as u32).into();
         }
-        records
-    }
-
-    fn act_record(&self, view: &Result<AllocationView, AllocationId>) -> ActRecord {
-        let mut record = ActRecord::new_zeroed();
-        match view {
-            Ok(view) => record.allocation = self.view(Sight::Node).allocation_record(view),
-            Err(id) => {
-                record.allocation.slot = id.slot.into();
-                record.allocation.generation = id.generation.into();
-            }
-        }
-        record
     }
 
     /// Changes one cap, if the administrator of connection `index` may.

@@ -50,7 +50,7 @@ impl Server {
             return;
         }
         let (name, unix_us) = (self.name_of(client), unix_us());
-        let job = self.core.job_of(client);
+        let job = self.core.client(client).and_then(|it| it.job);
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             let note = Note {
                 kind: EventKind::Grant,

@@ -22,7 +22,6 @@ use crate::readiness::{Source, register, watch};
 use crate::server::parts::Server;
 use crate::settings::Mode;
 use fdbroker_core::{ClientId, Core, DomainKey, Now, RequestId};
-use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{MemoryKind, NodeKey};
 use std::collections::HashSet;
 use std::io;
@@ -304,7 +303,7 @@ fn check_against_core(
     connections: &mut Connections,
     fds: &FdTable,
 ) -> Result<(), RefusedState> {
-    let known: Vec<_> = core.clients(0).map(|view| (view.id, view.gone)).collect();
+    let known: Vec<_> = core.clients(0).map(|view| (view.id, view.record.gone)).collect();
     for (client, gone) in &known {
         let connection = connections.get(client.0 as usize);
         let is_there = match connection {
@@ -334,8 +333,7 @@ fn check_against_core(
     for index in left {
         connections.remove(index);
     }
-    let is_held = |state| matches!(state, AllocationState::Held | AllocationState::Resident);
-    let held = core.allocations(0).filter(|view| is_held(view.state));
+    let held = core.allocations(0..u32::MAX).filter(|view| view.record.is_held());
     let mut count = 0;
     for view in held {
         count += 1;

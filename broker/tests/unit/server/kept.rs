@@ -264,7 +264,7 @@ fn begin_seal(server: &mut Server, client: ClientId, group: GroupId) -> Result<(
 
 /// The one that connected last.
 fn newest_client(bench: &Bench) -> ClientId {
-    let all = bench.server.core.clients(0).filter(|client| !client.gone);
+    let all = bench.server.core.clients(0).filter(|client| !client.record.gone);
     all.map(|client| client.id).max_by_key(|client| client.0).expect("there is one")
 }
 

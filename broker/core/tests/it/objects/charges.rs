@@ -93,7 +93,7 @@ fn refusal_when_another_user_holds_most_then_its_pid_is_not_told() {
 impl World {
     fn ask_for_credit(&mut self, client: ClientId) -> Vec<Effect> {
         let (request, deadline, deposits) = (self.request(), Now(0), &[][..]);
-        let held = self.client(client).credits + 1;
+        let held = self.client(client).record.credits + 1;
         let credits_wanted = u32::try_from(held).expect("few");
         self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))
     }
