@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use crate::limits::ADDRESSES_PER_CHUNK;
-use serde::{Deserialize, Serialize};
 
 /// Device ordinal and address.
 pub type Place = (u32, u64);
@@ -13,11 +12,10 @@ pub type Place = (u32, u64);
 type Chunk = Vec<[u32; 3]>;
 
 /// Slots by device and address.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// By a place that is not behind the first of the chunk, and behind the last of the chunk
     /// before. None is empty.
-    #[serde(skip)]
     chunks: BTreeMap<Place, Chunk>,
 }
 

@@ -160,8 +160,10 @@ pub struct Allocation {
     /// When it was registered or, after a crash, named again.
     pub registered: Moment,
     /// Its leases, open and mapped, those of ended clients not yet torn down included.
+    #[serde(skip)]
     pub leases: List,
     /// Its places in the lists.
+    #[serde(skip)]
     pub links: [Link; ALLOCATION_LINKS],
     /// Its place in the order of eviction, and its last use.
     pub stamp: Stamp,

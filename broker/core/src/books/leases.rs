@@ -41,6 +41,7 @@ pub struct Lease {
     pub mapped: bool,
     /// Its allocation has ended, and its holder is charged for the memory and told.
     pub ended: bool,
+    #[serde(skip)]
     links: [Link; LEASE_LISTS],
 }
 

@@ -3,15 +3,10 @@
 
 use crate::api::NONE;
 
-use serde::{Deserialize, Serialize};
-
-/// A node's place in one list. To a successor it is nothing: that makes its own lists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+/// A node's place in one list. It is not for a successor, which makes its own lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    #[serde(skip)]
     prev: u32,
-    #[serde(skip)]
     next: u32,
 }
 
@@ -42,15 +37,11 @@ pub trait Nodes {
     fn link(&mut self, node: u32) -> &mut Link;
 }
 
-/// First and last node, and how many. To a successor it is nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+/// First and last node, and how many. It is not for a successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct List {
-    #[serde(skip)]
     head: u32,
-    #[serde(skip)]
     tail: u32,
-    #[serde(skip)]
     len: u32,
 }
 

@@ -187,12 +187,6 @@ impl Core {
         self.books.allocations.registered_after(slot)
     }
 
-    /// Whether an allocation is live.
-    pub fn is_live(&self, id: AllocationId) -> bool {
-        let found = self.books.allocations.find(id);
-        found.is_some_and(|allocation| allocation.is_live())
-    }
-
     /// What is known of the allocation in a slot, live or ended.
     pub fn facts(&self, slot: u32) -> Option<Facts> {
         self.books.allocations.in_slot(slot).map(|it| it.facts())

@@ -113,6 +113,7 @@ pub struct Group {
     /// Of an ended one: members that have been swept.
     pub swept: usize,
     /// Its place among those that are still to be swept.
+    #[serde(skip)]
     pub link: Link,
     /// Its place among those that may be evicted.
     pub place: Option<Place>,
