@@ -311,7 +311,8 @@ impl<'a> Page<'a> {
 
     /// Puts a record in if there is room for it.
     fn take(&mut self, name: &'a [u8], view: Option<ObjectView<'a>>) -> bool {
-        let metadata = view.map_or(0, |it| if self.with_metadata { it.metadata.len() } else { 0 });
+        let metadata =
+            view.map_or(0, |it| if self.with_metadata { it.record.metadata.len() } else { 0 });
         let bytes = self.bytes + size_of::<ObjectRecord>() + name.len() + metadata;
         if self.records.len() == MAX_BATCH || bytes > MAX_OBJECT_MESSAGE_BYTES {
             return false;
@@ -326,7 +327,7 @@ impl<'a> Page<'a> {
         writer.start(Kind::ObjectRecords, request.0).push(&head);
         for (name, view) in &self.records {
             let metadata = match view {
-                Some(view) if self.with_metadata => view.metadata,
+                Some(view) if self.with_metadata => &*view.record.metadata,
                 _ => &[],
             };
             let mut record = record(name, view.as_ref(), metadata, now);
@@ -344,34 +345,36 @@ fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now)
     let Some(view) = view else {
         return ObjectRecord { name_len, ..zerocopy::FromZeros::new_zeroed() };
     };
+    let ObjectView { record, group, of, .. } = view;
+    let kind = of.traits.kind();
     let flags = [
         (view.is_kept, record_flags::KEPT),
-        (view.is_pinned, record_flags::PINNED),
-        (view.is_evictable, record_flags::EVICTABLE),
-        (view.kind != MemoryKind::Memfd, record_flags::COOPERATIVE),
+        (group.pin, record_flags::PINNED),
+        (group.evictable, record_flags::EVICTABLE),
+        (kind != MemoryKind::Memfd, record_flags::COOPERATIVE),
         (view.is_creator_gone, record_flags::CREATOR_GONE),
     ];
     let flags = flags.iter().filter(|(has, _)| *has).fold(0, |all, (_, flag)| all | flag);
     let left_us = view.until.map_or(u64::MAX, |until| until.0.saturating_sub(now.0));
     let bytes = |bytes: &[u8]| u16::try_from(bytes.len()).expect("at most 4096");
     ObjectRecord {
-        version: view.version.into(),
-        offset: view.offset.into(),
-        size_bytes: view.size_bytes.into(),
-        group: view.group.0.into(),
-        group_bytes: view.group_bytes.into(),
-        age_ms: (now.0.saturating_sub(view.since.0) / 1000).into(),
+        version: group.version().into(),
+        offset: record.offset.into(),
+        size_bytes: record.size_bytes.into(),
+        group: view.id.0.into(),
+        group_bytes: group.size_bytes.into(),
+        age_ms: (now.0.saturating_sub(group.since.0) / 1000).into(),
         ttl_left_ms: if view.until.is_some() { left_us / 1000 } else { u64::MAX }.into(),
         slot: view.allocation.slot.into(),
         generation: view.allocation.generation.into(),
-        group_names: view.group_names.into(),
-        leases: view.leases.into(),
-        creator_pid: view.creator_pid.into(),
-        metadata_len: bytes(view.metadata).into(),
+        group_names: group.names.into(),
+        leases: u32::try_from(of.leases.len()).unwrap_or(u32::MAX).into(),
+        creator_pid: group.creator_pid.into(),
+        metadata_len: bytes(&record.metadata).into(),
         metadata_here: bytes(metadata).into(),
         state: view.state as u8,
         flags,
-        kind: view.kind as u8,
+        kind: kind as u8,
         name_len,
         reserved: [0.into(); 3],
     }

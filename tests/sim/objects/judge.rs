@@ -613,7 +613,12 @@ impl Model {
                 let listed = listed.map_err(|status| status.to_string())?;
                 let listed = listed.filter_map(|(_, view)| view).map(|view| {
                     let is_sealed = view.state == ObjectState::Sealed;
-                    (view.name.to_vec(), is_sealed, view.version, view.creator_pid)
+                    (
+                        view.record.name.to_vec(),
+                        is_sealed,
+                        view.group.version(),
+                        view.group.creator_pid,
+                    )
                 });
                 let all = self.names.range((scope, Vec::new())..);
                 let right = all.take_while(|((of, _), _)| *of == scope).map(|((_, name), it)| {

@@ -2,8 +2,8 @@
 //! fd, a clock or an OS type.
 
 use crate::api::deposit::Arrived;
-use crate::api::ids::{GroupId, Now};
-use fdbroker_protocol::object::{ObjectEvent, ObjectState};
+use crate::api::ids::GroupId;
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use serde::{Deserialize, Serialize};
 
@@ -117,49 +117,6 @@ pub struct Making {
     pub kind: MemoryKind,
     /// Where in the fd it ends, bytes.
     pub end: u64,
-}
-
-/// What is known of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectView<'a> {
-    /// The name.
-    pub name: &'a [u8],
-    /// Sealed, or in the making.
-    pub state: ObjectState,
-    /// Its version; 0 while it is in the making.
-    pub version: u64,
-    /// Where in the group's memory it begins, bytes.
-    pub offset: u64,
-    /// Size of the object in bytes.
-    pub size_bytes: u64,
-    /// Its metadata.
-    pub metadata: &'a [u8],
-    /// Its group.
-    pub group: GroupId,
-    /// The group's allocation.
-    pub allocation: AllocationId,
-    /// What that is.
-    pub kind: MemoryKind,
-    /// Bytes of the group's memory.
-    pub group_bytes: u64,
-    /// Names that the group has.
-    pub group_names: u32,
-    /// Leases of the group.
-    pub leases: u32,
-    /// When it was sealed, or its group begun.
-    pub since: Now,
-    /// When it ends if nobody uses it.
-    pub until: Option<Now>,
-    /// The group outlives its creator.
-    pub is_kept: bool,
-    /// It ends neither by time nor to make room.
-    pub is_pinned: bool,
-    /// It may end when bytes are short.
-    pub is_evictable: bool,
-    /// The creator's pid.
-    pub creator_pid: u32,
-    /// The creator is not connected any more.
-    pub is_creator_gone: bool,
 }
 
 /// What happened to a name; of [`ObjectEvent::Lost`] the version says how many events were lost,

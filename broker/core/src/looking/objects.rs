@@ -1,12 +1,35 @@
 //! What the core shows of objects, for lists and for requests about single names. Read only.
 
-use crate::api::{ClientId, GroupId, Making, ObjectView};
-
-use crate::books::objects::groups::GroupState;
+use crate::api::{ClientId, GroupId, Making, Now};
+use crate::books::Allocation;
+use crate::books::objects::groups::{Group, GroupState, Member};
 use crate::books::objects::names::Entry;
 use crate::core::Core;
-use fdbroker_protocol::Status;
 use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{AllocationId, Status};
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectView<'a> {
+    /// What the core has of the object.
+    pub record: &'a Member,
+    /// What it has of the object's group.
+    pub group: &'a Group,
+    /// Sealed, or in the making.
+    pub state: ObjectState,
+    /// The number of the group.
+    pub id: GroupId,
+    /// The group's allocation.
+    pub allocation: AllocationId,
+    /// What the core has of that.
+    pub of: &'a Allocation,
+    /// When it ends if nobody uses it.
+    pub until: Option<Now>,
+    /// The group outlives its creator.
+    pub is_kept: bool,
+    /// The creator is not connected any more.
+    pub is_creator_gone: bool,
+}
 
 impl Core {
     /// The objects whose names a client means, that begin so and come behind `after`, in the order
@@ -47,32 +70,20 @@ impl Core {
         let sealed = self.books.sealed_of(entry).map(|(place, _)| place);
         let place = sealed.or_else(|| self.books.makers(entry).next())?;
         let group = &self.books.objects.groups[place.group];
-        let member = &group.members[usize::from(place.member)];
         // One that has ended, whose memory may be gone, is not shown.
-        let allocation = &self.books.allocations[group.allocation];
         Some(ObjectView {
-            name: &member.name,
+            record: &group.members[usize::from(place.member)],
+            group,
             state: match group.state {
                 GroupState::Sealed(_) => ObjectState::Sealed,
                 GroupState::Making => ObjectState::Making,
                 GroupState::Ended { .. } => ObjectState::Unknown,
             },
-            version: group.version(),
-            offset: member.offset,
-            size_bytes: member.size_bytes,
-            metadata: &member.metadata,
-            group: self.books.objects.groups.id_of(place.group),
+            id: self.books.objects.groups.id_of(place.group),
             allocation: self.books.allocations.id_of(group.allocation),
-            kind: allocation.traits.kind(),
-            group_bytes: group.size_bytes,
-            group_names: group.names,
-            leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX),
-            since: group.since,
+            of: &self.books.allocations[group.allocation],
             until: self.books.until(group),
             is_kept: group.is_kept || group.keep_us.is_some() || group.pin,
-            is_pinned: group.pin,
-            is_evictable: group.evictable,
-            creator_pid: group.creator_pid,
             is_creator_gone: self.books.clients.of_serial(group.creator).is_none_or(|it| it.gone),
         })
     }

@@ -178,7 +178,7 @@ impl Kept {
         server.fds.refuse_rest(0);
         let all = server.core.names_for(self.client, false, b"", b"").unwrap();
         let all = all.filter_map(|(_, view)| view);
-        let groups = all.filter(|it| it.name == names[0].as_bytes()).map(|it| it.group);
+        let groups = all.filter(|it| *it.record.name == *names[0].as_bytes()).map(|it| it.id);
         let mut groups: Vec<GroupId> = groups.collect();
         if how.replace {
             groups = vec![GroupId(self.newest_group())];
@@ -227,7 +227,8 @@ impl Kept {
             .map(|it| {
                 let fd = server.fds.held(it.allocation.slot).expect("it is held");
                 let inode = stat(fd).unwrap().inode;
-                (String::from_utf8(it.name.to_vec()).unwrap(), (it.version, inode))
+                let name = String::from_utf8(it.record.name.to_vec()).unwrap();
+                (name, (it.group.version(), inode))
             })
             .collect()
     }
@@ -297,7 +298,8 @@ fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no
         let core = &kept.bench.server.core;
         let (_, view) = core.names_for(kept.client, false, b"a", b"").unwrap().next().unwrap();
         let view = view.unwrap();
-        assert_eq!((view.metadata, view.offset, view.size_bytes), (&[7; 5][..], 64, 8));
+        let object = view.record;
+        assert_eq!((&*object.metadata, object.offset, object.size_bytes), (&[7; 5][..], 64, 8));
         let (length, data) = core.driver_data(view.allocation).unwrap();
         assert_eq!((*length, &data[..3]), (3, &[5; 3][..]));
         assert!(core.group_to_keep(kept.client, unsealed).is_none());

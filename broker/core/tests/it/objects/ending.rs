@@ -39,6 +39,6 @@ fn list_when_names_have_a_prefix_then_in_order_from_the_cursor_on_those_in_the_m
     assert_eq!(world.names(USER, "b/"), ["b/1", "b/2", "b/3"]);
     let behind = world.core.names_for(USER, false, b"b/", b"b/1").expect("a domain");
     let behind = behind.filter_map(|(_, view)| view);
-    let states: Vec<_> = behind.map(|view| (view.state, view.version)).collect();
+    let states: Vec<_> = behind.map(|view| (view.state, view.group.version())).collect();
     assert_eq!(states, [(ObjectState::Sealed, 1), (ObjectState::Making, 0)]);
 }

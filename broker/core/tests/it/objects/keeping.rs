@@ -28,7 +28,7 @@ fn seal_when_kept_then_the_domain_is_charged_and_it_outlives_its_creator() {
     assert_eq!(world.get(USER, &["a"]).versions(), [version]);
     let mut all = world.core.names_for(USER, false, b"a", b"").expect("a domain");
     let view = all.next().and_then(|(_, view)| view).expect("it is there");
-    assert!(view.is_kept && view.is_creator_gone && !view.is_pinned);
+    assert!(view.is_kept && view.is_creator_gone && !view.group.pin);
 }
 
 #[test]
