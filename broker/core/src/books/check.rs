@@ -17,12 +17,6 @@ pub enum RestoreError {
     Table(u64, u64),
 }
 
-impl From<(&'static str, u64)> for RestoreError {
-    fn from((what, number): (&'static str, u64)) -> Self {
-        RestoreError::Broken(what, number)
-    }
-}
-
 pub(crate) type Check<T = ()> = Result<T, RestoreError>;
 
 /// Fails unless a rule holds; `what` and `number` say of which record.

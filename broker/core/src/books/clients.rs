@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
 use crate::api::{DomainKey, JobKey, JobName, NONE, OwnerKey, SubordinateUids};
+use crate::books::check::{Check, ensure};
 use crate::books::ledger::{Charge, Ledger, ScopeId};
 use crate::books::slots::{Flat, SavedSlots, Slots};
 use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER, DORMANT_DOMAINS};
@@ -500,28 +501,21 @@ impl Clients {
         (domains, jobs, clients): SavedClients,
         dying: VecDeque<u32>,
         ledger: &mut Ledger,
-    ) -> Result<Self, (&'static str, u64)> {
+    ) -> Check<Self> {
         // Those there are stay, whatever the new limit.
         let most = most_domains(max_domains).max(domains.slots());
         let mut new = Clients { serials, dying, ..Clients::new(max_domains, subordinate_uids) };
         new.domains = Slots::restore(most, 0, domains)?;
         for number in new.domains.full() {
-            if !new.open_domain(number, ledger) {
-                return Err(("two domains of one uid", number.into()));
-            }
+            ensure(new.open_domain(number, ledger), "two domains of one uid", number)?;
         }
         new.jobs = Slots::restore(NONE, 0, jobs)?;
         for number in new.jobs.full() {
-            if new.find_domain(new.jobs[number].key.0).is_none() {
-                return Err(("job's domain", number.into()));
-            }
-            if !new.open_job(number, ledger) {
-                return Err(("two jobs of one key", number.into()));
-            }
+            let domain = new.find_domain(new.jobs[number].key.0);
+            ensure(domain.is_some(), "job's domain", number)?;
+            ensure(new.open_job(number, ledger), "two jobs of one key", number)?;
         }
-        if clients.len() > CLIENT_NUMBERS as usize {
-            return Err(("clients", clients.len() as u64));
-        }
+        ensure(clients.len() <= CLIENT_NUMBERS as usize, "clients", clients.len() as u64)?;
         let flat = |client: Box<Client>| Box::new(client.flat());
         new.clients = clients.into_iter().map(|client| client.map(flat)).collect();
         Ok(new)

@@ -6,6 +6,7 @@
 use std::ops::Deref;
 
 use crate::api::{ClientId, LeaseId, NONE, Now};
+use crate::books::check::Check;
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::slots::{Flat, SavedSlots, Slots};
 use crate::work::visit;
@@ -132,7 +133,7 @@ impl Deref for Leases {
 
 impl Leases {
     /// The table that [`Slots::save`] gave. No lease is in a list yet: see [`Leases::enter`].
-    pub fn restore(saved: SavedSlots<Lease>) -> Result<Self, (&'static str, u64)> {
+    pub fn restore(saved: SavedSlots<Lease>) -> Check<Self> {
         Ok(Leases { table: Slots::restore(NONE, 0, saved)?, ..Leases::default() })
     }
 

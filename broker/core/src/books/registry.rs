@@ -11,6 +11,7 @@ use crate::books::addresses::{Addresses, Place};
 use crate::books::allocation::{
     Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State,
 };
+use crate::books::check::Check;
 use crate::books::leases::Leases;
 use crate::books::lists::List;
 use crate::books::order::{Clock, Moment};
@@ -76,7 +77,7 @@ impl Registry {
     }
 
     /// Those of [`Slots::save`] again; they are still to be entered at their owners.
-    pub fn restore(most: u32, saved: SavedSlots<Allocation>) -> Result<Self, (&'static str, u64)> {
+    pub fn restore(most: u32, saved: SavedSlots<Allocation>) -> Check<Self> {
         Slots::restore(most, SLOTS_BEFORE_REUSE, saved).map(Self::of)
     }
 

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::api::NONE;
+use crate::books::check::{Check, RestoreError, ensure};
 use crate::limits::SEGMENT_BYTES;
 use crate::work::visit;
 use fdbroker_protocol::page::LAST_GENERATION;
@@ -190,18 +191,13 @@ impl<T> Slots<T> {
     }
 
     /// The table of [`Slots::save`] again. `Err`: what contradicts itself, and at which slot.
-    pub fn restore(
-        most: u32,
-        spread: u32,
-        saved: SavedSlots<T>,
-    ) -> Result<Self, (&'static str, u64)>
+    pub fn restore(most: u32, spread: u32, saved: SavedSlots<T>) -> Check<Self>
     where
         T: Flat,
     {
         let SavedSlots { first_generation, free_head, entries } = saved;
-        if entries.len() > most as usize || first_generation == 0 {
-            return Err(("slots beyond the last", most.into()));
-        }
+        let fits = entries.len() <= most as usize && first_generation > 0;
+        ensure(fits, "slots beyond the last", most)?;
         let mut slots = Slots::new(most, first_generation, spread);
         let mut unlisted = 0;
         for mut entry in entries {
@@ -209,9 +205,8 @@ impl<T> Slots<T> {
             if let Content::Full(value) = &mut entry.content {
                 (*value, is_full) = (value.flat(), true);
             }
-            if !(u32::from(is_full)..=LAST_GENERATION).contains(&entry.generation) {
-                return Err(("a slot's generation", slots.used.into()));
-            }
+            let is_sound = (u32::from(is_full)..=LAST_GENERATION).contains(&entry.generation);
+            ensure(is_sound, "a slot's generation", slots.used)?;
             slots.len += usize::from(is_full);
             unlisted += u32::from(!is_full && entry.generation < LAST_GENERATION);
             slots.push(entry);
@@ -225,14 +220,12 @@ impl<T> Slots<T> {
                 {
                     *next
                 }
-                _ => return Err(("a free slot", next.into())),
+                _ => return Err(RestoreError::Broken("a free slot", next.into())),
             };
             unlisted -= 1;
             slots.free_tail = std::mem::replace(&mut next, following);
         }
-        if unlisted > 0 {
-            return Err(("slots that are neither free nor in use", unlisted.into()));
-        }
+        ensure(unlisted == 0, "slots that are neither free nor in use", unlisted)?;
         slots.free_head = free_head;
         Ok(slots)
     }
