@@ -46,6 +46,12 @@ table! {
     Node = 4, node, "the whole node";
 }
 
+impl Default for Scope {
+    fn default() -> Self {
+        Scope::Node
+    }
+}
+
 impl Scope {
     /// All scopes, the widest first: the order of lists for people.
     pub const WIDEST_FIRST: [Scope; 4] = [Scope::Node, Scope::Domain, Scope::Job, Scope::Client];

@@ -10,7 +10,7 @@ pub struct Charge(pub Resource, pub u64);
 
 impl Charge {
     /// Every resource that it is counted in, its own first.
-    pub(super) fn resources(self) -> impl Iterator<Item = Resource> {
+    pub(super) fn resources(self) -> impl Iterator<Item = Resource> + Clone {
         std::iter::once(self.0).chain(self.0.counted_in().iter().copied())
     }
 
@@ -22,9 +22,8 @@ impl Charge {
 
     /// Where there is more room once it is taken back.
     pub(super) fn freed(self) -> impl Iterator<Item = Resource> + Clone {
-        let own = [self.0].into_iter().chain(self.0.counted_in().iter().copied());
         let share = self.resources().any(|it| it == Resource::Fds).then_some(SHARE_OF_FDS);
-        own.chain(share).chain(self.is_in_table().then_some(Resource::TablePlaces))
+        self.resources().chain(share).chain(self.is_in_table().then_some(Resource::TablePlaces))
     }
 
     /// Whether it takes places of the broker's own fd table.

@@ -27,7 +27,7 @@ impl Queued {
 }
 
 /// What is counted of one client, job, domain or the node. Only the ledger changes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRecord {
     /// What it is.
     pub kind: Scope,
@@ -76,22 +76,6 @@ impl ScopeRecord {
     }
 
     pub(super) fn new(kind: Scope, number: u32, parent: Option<ScopeId>) -> Self {
-        ScopeRecord {
-            kind,
-            number,
-            parent,
-            account: Account::default(),
-            lru: Index::default(),
-            evictable: 0,
-            creditors: Index::default(),
-            idle_credits: 0,
-            askable: Default::default(),
-            pauses: Default::default(),
-            blocked: Queued::default(),
-            coming: 0,
-            resident_bytes: 0,
-            most_held: NO_CAP,
-            is_closed: false,
-        }
+        ScopeRecord { kind, number, parent, most_held: NO_CAP, ..ScopeRecord::default() }
     }
 }
