@@ -12,10 +12,9 @@
 
 use std::collections::VecDeque;
 
-use crate::api::{Deposit, DomainKey, NONE, Now, OwnerKey, Record};
-use crate::books::allocation::{Allocation, State};
+use crate::api::{DomainKey, Now, OwnerKey};
 
-use fdbroker_protocol::{ErrorCode, Facts};
+use fdbroker_protocol::ErrorCode;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -239,14 +238,5 @@ impl Continuity {
             let slots: Vec<_> = estate.slots.iter().filter_map(awaited).collect();
             (!slots.is_empty()).then_some((estate.owner, estate.is_complete, slots))
         })
-    }
-}
-
-impl Allocation {
-    /// An allocation that waits for its owner: its domain and share are known, and nothing else.
-    pub(crate) fn former(domain: u32, record: &Record, state: State, now: Now) -> Self {
-        let Record { share, recallable, .. } = *record;
-        let deposit = Deposit { share, recallable, ..Facts::NONE.into() };
-        Allocation::new(&deposit, NONE, domain, state, now)
     }
 }

@@ -14,7 +14,7 @@ use crate::books::registry::Registry;
 use crate::books::{Allocation, Books, Grace, Orphan, State, Timer};
 use crate::core::Core;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
-use fdbroker_protocol::{AllocationId, ErrorCode, is_object_name};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, is_object_name};
 
 impl KeptGroup<'_> {
     /// Whether it can be one: a table outside the broker may be damaged.
@@ -118,7 +118,10 @@ impl Core {
         };
         let domain = if can_return { self.books.domain(record.domain) } else { None };
         let domain = domain.ok_or(code as u16)?;
-        Ok(Allocation::former(domain, record, state, now))
+        // Its domain and share are known, and nothing else.
+        let Record { share, recallable, .. } = *record;
+        let deposit = Deposit { share, recallable, ..Facts::NONE.into() };
+        Ok(Allocation::new(&deposit, NONE, domain, state, now))
     }
 
     /// The fd of a slot has outlived the crash: it lives on without its owner.

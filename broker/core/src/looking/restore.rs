@@ -196,7 +196,12 @@ impl Core {
         let recall = beside.recalls.remove(&slot);
         ensure(recall.is_some() == (state == State::Recalling), "allocation's recall", slot)?;
         if let Some(recall) = recall {
-            self.restore_recall(slot, recall, now)?;
+            let Recall { since, deadline, overdue, .. } = recall;
+            let is_sound = since <= now && deadline.is_none() == overdue;
+            ensure(is_sound, "recall's time", slot)?;
+            let number = self.books.recalls.begin(owner, recall.flat());
+            self.books.allocations.set_recall(slot, number);
+            self.books.set_recall_timer(slot, deadline);
         }
         let is_to_be_recalled = beside.to_recall.remove(&slot);
         ensure(!is_to_be_recalled || state == State::Recalling, "recall to send", slot)?;
@@ -256,17 +261,6 @@ impl Core {
         ensure(owned || !allocation.drained, "allocation's notice", slot)?;
         ensure(!is_live || !owned || allocation.registrations > 0, "allocation's count", slot)?;
         ensure(!is_live || !allocation.drained, "drained, and lives", slot)
-    }
-
-    fn restore_recall(&mut self, slot: u32, recall: Recall, now: Now) -> Check {
-        let Recall { since, deadline, overdue, .. } = recall;
-        let is_sound = since <= now && deadline.is_none() == overdue;
-        ensure(is_sound, "recall's time", slot)?;
-        let owner = self.books.allocations[slot].owner;
-        let number = self.books.recalls.begin(owner, recall.flat());
-        self.books.allocations.set_recall(slot, number);
-        self.books.set_recall_timer(slot, deadline);
-        Ok(())
     }
 
     /// Enters the leases, in the order in which they were granted.
