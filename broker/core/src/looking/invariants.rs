@@ -60,7 +60,7 @@ impl Core {
                 let is_there = allocation.is_held();
                 let place = if is_there { Resource::HeldFds } else { Resource::ReservedPlaces };
                 right.add(scope, Charge(place, 1));
-                let bytes = self.books.charged_by_size(slot).unwrap_or(0);
+                let bytes = self.books.charged_by_size(slot);
                 right.add(scope, Charge(Resource::HeldBytes, bytes));
                 if allocation.state == State::Resident {
                     right.change_resident(
@@ -217,8 +217,12 @@ impl Core {
 
     fn check_parked(&mut self, right: &mut Ledger) {
         self.books.check_rooms();
-        self.check_queues();
+        let mut items = 0;
         for (seq, parked) in &self.books.parked {
+            let mut nodes = parked.nodes.iter().filter(|node| **node != NONE);
+            items += nodes.clone().count();
+            let are_its = nodes.all(|node| self.books.waiting.request_of(*node) == *seq);
+            assert!(are_its, "an item of another request");
             let client = self.books.clients.find(parked.by.client.0).expect("it exists");
             assert!(client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
@@ -238,6 +242,7 @@ impl Core {
                 assert!(is_due, "request {seq} waits for nothing");
             }
         }
+        self.check_queues(items);
     }
 
     /// Makes every charge of objects, and of requests that wait for names.
@@ -324,26 +329,12 @@ impl Core {
     }
 
     /// Asserts that each item is in one queue, and each queue where it is found.
-    fn check_queues(&mut self) {
-        let mut items = 0;
-        for (seq, parked) in &self.books.parked {
-            for node in parked.nodes.iter().filter(|node| **node != NONE) {
-                assert_eq!(
-                    self.books.waiting.request_of(*node),
-                    *seq,
-                    "an item of another request"
-                );
-                items += 1;
-            }
-        }
+    fn check_queues(&mut self, items: usize) {
         for (queue, fate) in self.books.waiting.checked(items) {
+            let recall = |slot: u32| &self.books.recalls[self.books.allocations[slot].recall];
             let found = match fate {
-                Fate::Recalled(slot) => {
-                    self.books.recalls[self.books.allocations[slot].recall].waiting
-                }
-                Fate::Pinned(slot) => {
-                    self.books.recalls[self.books.allocations[slot].recall].pinned
-                }
+                Fate::Recalled(slot) => recall(slot).waiting,
+                Fate::Pinned(slot) => recall(slot).pinned,
                 Fate::Interested(slot) => self.books.waiting.interested(slot),
                 Fate::First | Fate::InTurn | Fate::Answer(..) => unreachable!("it is ready"),
             };

@@ -165,16 +165,14 @@ impl Books {
         all.collect()
     }
 
-    /// Whether an allocation is charged for its size, held or about to be, and how much; files are
-    /// charged by themselves.
-    pub(crate) fn charged_by_size(&self, slot: u32) -> Option<u64> {
+    /// What an allocation is charged for its size, held or about to be; files are charged by
+    /// themselves.
+    pub(crate) fn charged_by_size(&self, slot: u32) -> u64 {
         let allocation = &self.allocations[slot];
-        match allocation.state {
-            State::Recalling => Some(self.bytes_to_recall(slot)),
-            _ if allocation.is_held() && allocation.file == NONE => Some(allocation.size_bytes),
-            State::Held | State::Resident | State::Evicted | State::Reserved | State::Ended(_) => {
-                None
-            }
+        match allocation.file {
+            _ if allocation.state == State::Recalling => self.bytes_to_recall(slot),
+            NONE if allocation.is_held() => allocation.size_bytes,
+            _ => 0,
         }
     }
 }
