@@ -19,7 +19,7 @@ pub mod work;
 
 pub use self::core::Core;
 pub use api::*;
-pub use books::allocation::Allocation;
+pub use books::allocation::{Allocation, State};
 pub use books::check::RestoreError;
 pub use books::clients::{Client, Domain, Job};
 pub use books::leases::Lease;

@@ -401,7 +401,8 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
         supply.refused_fd = Some((index, Lane::Refused));
         return supply;
     }
-    let share = context.core.share(id.slot).unwrap_or(Share::Uid);
+    let allocation = context.core.allocation(id);
+    let share = allocation.map_or(Share::Uid, |it| it.traits.share());
     match check_fd(context, usize::from(index), share, &facts) {
         (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
         (Err(_), lane) => {

@@ -10,7 +10,7 @@ use crate::node::records::Records;
 use crate::node::shared_map::{
     SharedMap, allocate, create_aside, create_whole, is_ours, open_own, remove,
 };
-use fdbroker_core::{Core, FormerLife, FormerSlot};
+use fdbroker_core::{Allocation, Core, FormerLife, FormerSlot, State};
 use fdbroker_protocol::page::{
     FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC,
     PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset, page_bytes,
@@ -215,8 +215,9 @@ impl GenerationPage {
     /// Shows what a core has made of the slots of a former broker.
     pub fn take_up(&self, former: &[FormerSlot], core: &Core) {
         for FormerSlot { id, life } in former {
+            let is_reserved = |it: &Allocation| it.state == State::Reserved;
             let shown = match core.end_of(*id) {
-                None if core.is_reserved(*id) => UNCONFIRMED,
+                None if core.allocation(*id).is_some_and(is_reserved) => UNCONFIRMED,
                 None => id.generation,
                 Some(code) => {
                     if !matches!(life, FormerLife::Ended(_)) {

@@ -8,7 +8,7 @@ use crate::books::{Account, Allocation, Client, Lease, Recall, ScopeId, State};
 use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, Facts, Resource, Share};
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, Facts, Resource};
 
 /// The node at a glance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,9 +192,9 @@ impl Core {
         self.books.allocations.in_slot(slot).map(|it| it.facts())
     }
 
-    /// Who may have the allocation in a slot, live or ended.
-    pub fn share(&self, slot: u32) -> Option<Share> {
-        self.books.allocations.in_slot(slot).map(|it| it.traits.share())
+    /// What there is of an allocation, live or ended.
+    pub fn allocation(&self, id: AllocationId) -> Option<&Allocation> {
+        self.books.allocations.find(id)
     }
 
     /// Leases of some slots, in slot order; a lease's slot is the low half of its number.
@@ -283,12 +283,6 @@ impl Core {
     /// Slots of before a crash that no owner has named again yet.
     pub fn reserved(&self) -> u32 {
         self.books.continuity.reserved
-    }
-
-    /// Whether the allocation waits for its owner of before a crash.
-    pub fn is_reserved(&self, id: AllocationId) -> bool {
-        let found = self.books.allocations.find(id);
-        found.is_some_and(|found| found.state == State::Reserved)
     }
 
     /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not
