@@ -8,9 +8,11 @@ use crate::support::memory::{BLOCK_BYTES, Blocks, all_seals, assert_bytes, memfd
 use crate::support::owner::notices;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some, patience};
-use fdbroker_client::{Client, ClientBuilder, ErrorCode};
-use fdbroker_protocol::message::{RegisterItem, register_flags};
-use fdbroker_protocol::{Facts, FactsItem, MemoryKind, Share};
+use fdbroker_client::{Client, ClientBuilder, Deposit, ErrorCode, Notice};
+use fdbroker_protocol::message::{
+    RedepositItem, RegisterHead, RegisterItem, Registered, register_flags,
+};
+use fdbroker_protocol::{Facts, FactsItem, Kind, MemoryKind, Share};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
@@ -334,6 +336,71 @@ fn kept_allocations_when_the_broker_is_killed_while_the_manager_is_stuck_then_th
     assert!(items[0].status.is_ok() && inode(&fds[0]) == inode(&blocks[0]), "{}", items[0].status);
     // Nothing of the others stays, whether the manager has heard of them or not.
     assert_soon_over(&mut manager);
+}
+
+#[test]
+fn kept_allocations_when_unregistered_while_there_is_no_broker_then_refused_and_their_fds_are_gone()
+{
+    let mut manager = Manager::new(&KEPT_LONG);
+    manager.start(&[]);
+    let (told, on_notice) = notices();
+    let client = builder(&manager, "client").on_notice(on_notice).connect().expect("connect");
+    // Of two files: the store takes each once.
+    let blocks = [Blocks::new(1), Blocks::new(2)];
+    let keep = |index: usize| {
+        let deposit = Deposit { keep: true, ..blocks[index].deposit(index) };
+        let fd = blocks[index].export(index);
+        client.register(&deposit, fd.as_fd(), patience()).expect("registered")
+    };
+    let registrations = [keep(0), keep(1)];
+    eventually("both are stored", || kept(&manager) == 2);
+    manager.end(Signal::SIGKILL);
+    let lost = |notice| matches!(notice, Notice::Disconnected).then_some(());
+    told.until("the broker is lost", lost);
+    assert!(!client.unregister(&registrations[0]).expect("it ends all the same").0);
+
+    manager.start(&[]);
+
+    eventually("one is out of the store", || kept(&manager) == 1);
+    let consumer = builder(&manager, "consumer").connect().expect("connect");
+    let [ended, stays] =
+        [0, 1].map(|index: usize| consumer.acquire(&registrations[index].handle, patience()));
+    assert_eq!(ended.expect_err("it has ended").code, ErrorCode::Stale);
+    assert_bytes(stays.expect("it is kept"), 1);
+}
+
+/// Its owner comes back to the broker that it had lost, and says nothing else.
+#[test]
+fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_is_gone() {
+    for is_killed in [false, true] {
+        let mut manager = Manager::new(&KEPT_LONG);
+        manager.start(&[]);
+        let mut owner = Raw::connect(&manager.socket());
+        let block = memfd(c"block", BLOCK_BYTES, all_seals());
+        let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
+        assert!(registered.status.is_ok(), "{}", registered.status);
+        eventually("it is stored", || kept(&manager) == 1);
+        drop(owner);
+        if is_killed {
+            manager.end(Signal::SIGKILL);
+            manager.start(&[]);
+        } else {
+            let admin = Admin::connect(&manager.dir().join("fdbroker-admin/admin.sock"));
+            eventually("it is noticed", || admin.status().uses.connections.now.get() == 0);
+        }
+        let mut owner = Raw::connect(&manager.socket());
+        let Registered { handle, token, .. } = registered;
+        let item = item(register_flags::KEEP | register_flags::ENDED);
+        let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
+        let named = RedepositItem { item, handle, token };
+        let answer =
+            owner.request(Kind::Redeposit, |writer| writer.push(&head).push(&named), 1, &[]);
+        let status = answer.registered().1[0].status;
+        assert!(status.is_ok(), "{status}");
+        eventually("it is out of the store", || kept(&manager) == 0);
+        let (items, _) = Raw::connect(&manager.socket()).acquire(&[handle]);
+        assert_eq!(items[0].status.result(), Err(ErrorCode::Stale));
+    }
 }
 
 /// Two ranges of one memfd, deposited with the same fd; the store takes an open file once.

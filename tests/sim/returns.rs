@@ -23,8 +23,17 @@ pub struct Return {
     taken: Option<(AllocationId, Box<Allocation>)>,
     /// For OK: it is drained already.
     drained: bool,
+    /// What ends, unless the answer is AGAIN.
+    ends: Option<AllocationId>,
     /// Errors that it may be answered with.
     codes: Vec<ErrorCode>,
+}
+
+impl Return {
+    /// It is refused with one of these.
+    fn refused(codes: Vec<ErrorCode>) -> Self {
+        Return { taken: None, drained: false, ends: None, codes }
+    }
 }
 
 impl Model {
@@ -258,8 +267,7 @@ impl Model {
     }
 
     fn redeposit_item(&mut self, step: &mut Step, client: u32, item: &Redeposit) -> Return {
-        let only =
-            |codes: &[ErrorCode]| Return { taken: None, drained: false, codes: codes.to_vec() };
+        let only = |codes: &[ErrorCode]| Return::refused(codes.to_vec());
         if item.ended {
             return self.ended_item(step, client, item);
         }
@@ -300,9 +308,7 @@ impl Model {
             };
         }
         if self.is_orphan(&known) {
-            let dying = self.client_orders.get(&known.owner) == Some(&known.owner_order)
-                && self.clients.contains_key(&known.owner);
-            let again = if dying { vec![ErrorCode::Again] } else { Vec::new() };
+            let again = self.again_while_dying(&known);
             let refused = match () {
                 () if !may_own => ErrorCode::NotPermitted,
                 () if !is_sound(deposit)
@@ -310,22 +316,18 @@ impl Model {
                 {
                     ErrorCode::Protocol
                 }
-                () if overlapping => ErrorCode::Stale,
+                () if overlapping => {
+                    let mut lost = self.lost(step, id, ErrorCode::Stale);
+                    lost.codes.extend(again);
+                    return lost;
+                }
                 () => {
-                    let adopted = Deposit {
-                        base: deposit.base,
-                        facts: Facts {
-                            device: deposit.facts.device,
-                            owner_allocation_id: deposit.facts.owner_allocation_id,
-                            ..known.deposit.facts
-                        },
-                        ..known.deposit
-                    };
+                    let adopted = adopted(&known, deposit);
                     return self.take(client, id, known, adopted, again);
                 }
             };
             let codes = [again, vec![refused]].concat();
-            return Return { taken: None, drained: false, codes };
+            return Return::refused(codes);
         }
         if known.owner != client {
             return only(&[ErrorCode::NotPermitted]);
@@ -337,34 +339,42 @@ impl Model {
             known.count += 1;
         }
         let taken = Some((id, Box::new(known)));
-        Return { taken, drained: false, codes: Vec::new() }
+        Return { taken, drained: false, ends: None, codes: Vec::new() }
     }
 
     /// What its owner has ended meanwhile ends now, or had ended before the crash; and its owner
     /// waits for its drain.
     fn ended_item(&mut self, step: &mut Step, client: u32, item: &Redeposit) -> Return {
-        let only =
-            |codes: &[ErrorCode]| Return { taken: None, drained: false, codes: codes.to_vec() };
+        let only = |codes: &[ErrorCode]| Return::refused(codes.to_vec());
         let id = match item.id {
             Ok(id) => id,
             Err(code) => return only(&[code]),
         };
         let absent = self.reason(id);
+        // The core may know an owner's yet that is being torn down.
+        let tearing = self.clients.values().any(|client| client.phase == Phase::Gone);
+        let codes = [absent, ErrorCode::Stale, ErrorCode::Again];
+        let codes = if tearing { &codes[..] } else { &codes[..2] };
         let Some(known) = self.allocations.get(&id).cloned() else {
             let is_last = self.slots[id.slot as usize].highest == id.generation;
             let drained = is_last && self.drained_before.contains(&id);
-            let codes = if drained { vec![] } else { vec![absent, ErrorCode::Stale] };
-            return Return { taken: None, drained, codes };
+            let codes = if drained { &[] } else { codes };
+            return Return { drained, ..only(codes) };
         };
-        let waits = if known.ended.is_some() { known.awaited } else { known.reserved };
+        let is_orphan = self.is_orphan(&known);
+        let waits = match known.ended {
+            Some(_) => known.awaited,
+            None => known.reserved || is_orphan,
+        };
         if step.due_end.contains_key(&id) || !waits {
-            return only(&[absent, ErrorCode::Stale]);
+            return only(codes);
         }
         let is_given_up = self.is_given_up(&known);
         let deposit = &item.deposit;
         let is_group_same = known.deposit.share != Share::Gid
             || groups_of(self.clients[&client].pid).0 == known.gid;
-        let given_up = if is_given_up { vec![absent, ErrorCode::Stale] } else { Vec::new() };
+        let mut given_up = if is_given_up { vec![absent, ErrorCode::Stale] } else { Vec::new() };
+        given_up.extend(self.again_while_dying(&known));
         let wrong = match () {
             () if self.clients[&client].domain != known.domain || !is_group_same => {
                 ErrorCode::NotPermitted
@@ -380,12 +390,16 @@ impl Model {
                 let facts = Facts { device, size_bytes, owner_allocation_id, ..Facts::NONE };
                 let (driver_data, file) = (None, None);
                 let deposit = Deposit { share, recallable, facts, ..*deposit };
-                let deposit = Deposit { driver_data, file, keep: false, ..deposit };
-                let ended = known.ended;
+                let unknown = Deposit { driver_data, file, keep: false, ..deposit };
+                let of_held = adopted(&known, &item.deposit);
+                let deposit = if is_orphan { of_held } else { unknown };
+                let (ended, slot) = (known.ended, self.slots[id.slot as usize]);
                 if ended.is_none() {
                     step.due_end.insert(id, ErrorCode::Stale);
                 }
                 let taken = self.take(client, id, known, deposit, given_up);
+                // Who was charged for an fd that it has still is, until that is closed.
+                self.slots[id.slot as usize] = slot;
                 if let Some(code) = ended {
                     self.client_mut(client).expect("it sends").owns.retain(|own| *own != id);
                     self.end(id, code);
@@ -399,10 +413,17 @@ impl Model {
         only(&[given_up, vec![wrong]].concat())
     }
 
+    /// The answer while a gone owner has not left what it keeps.
+    fn again_while_dying(&self, known: &Allocation) -> Vec<ErrorCode> {
+        let is_last = self.client_orders.get(&known.owner) == Some(&known.owner_order);
+        let is_dying = is_last && self.clients.contains_key(&known.owner) && self.is_orphan(known);
+        if is_dying { vec![ErrorCode::Again] } else { Vec::new() }
+    }
+
     fn lost(&mut self, step: &mut Step, id: AllocationId, code: ErrorCode) -> Return {
         step.due_end.insert(id, code);
         self.allocations.get_mut(&id).into_iter().for_each(|known| known.awaited = false);
-        Return { taken: None, drained: false, codes: vec![code] }
+        Return { ends: Some(id), ..Return::refused(vec![code]) }
     }
 
     fn take(
@@ -435,7 +456,7 @@ impl Model {
         self.allocations.insert(id, allocation);
         self.slots[id.slot as usize].owner =
             Some(Closing { client, client_order: owner_order, ..nobodys(domain) });
-        Return { taken: Some((id, Box::new(former))), drained: false, codes }
+        Return { taken: Some((id, Box::new(former))), drained: false, ends: None, codes }
     }
 
     /// Judges the answer to a redeposit.
@@ -473,6 +494,9 @@ impl Model {
                 "a redeposit is answered {shown}, not {:?}",
                 expected.codes
             );
+            if code == ErrorCode::Again {
+                expected.ends.into_iter().for_each(|id| _ = step.due_end.remove(&id));
+            }
             let Some((id, former)) = expected.taken else { continue };
             // Nothing has ended.
             step.due_end.remove(&id);
@@ -595,6 +619,13 @@ impl Model {
         };
         (codes, None)
     }
+}
+
+/// A kept one as whoever names it again says, as far as that counts.
+fn adopted(known: &Allocation, named: &Deposit) -> Deposit {
+    let Facts { device, owner_allocation_id, .. } = named.facts;
+    let facts = Facts { device, owner_allocation_id, ..known.deposit.facts };
+    Deposit { base: named.base, facts, ..known.deposit }
 }
 
 fn is_sound(deposit: &Deposit) -> bool {

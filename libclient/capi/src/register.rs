@@ -317,9 +317,9 @@ unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, 
 /// most 10 s for the broker's answer.
 ///
 /// What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is
-/// away: the next one does not hear of it, and no notice says when its consumers have released it.
-/// FDBROKER_TIMED_OUT: it ends when the broker reads the message, and FDBROKER_NOTICE_DRAINED
-/// follows.
+/// away: the next one does not hear of it, and no notice says when its consumers have released it;
+/// of kept memory it hears, and the notice comes. FDBROKER_TIMED_OUT: it ends when the broker reads
+/// the message, and FDBROKER_NOTICE_DRAINED follows.
 ///
 /// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another
 /// client's, or of host memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,

@@ -263,9 +263,9 @@ impl Client {
     /// Ends many, one outcome each, in their order. Each that is this client's ends, whatever the
     /// outcome: while the broker is away the answer is `Drained(false)`, and the next broker does
     /// not hear of it. Nobody can say then when its consumers have released it, and no notice of
-    /// that comes. One that the broker has not answered by the deadline (TIMED_OUT) ends when the
-    /// broker reads the message, and [`crate::Notice::Drained`] follows, also when no lease was
-    /// left.
+    /// that comes; but of a kept one ([`Deposit::keep`]) the next broker hears, and the notice
+    /// comes. One that the broker has not answered by the deadline (TIMED_OUT) ends when the broker
+    /// reads the message, and [`crate::Notice::Drained`] follows, also when no lease was left.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED in a child of fork(2), or NOT_SUPPORTED in a callback.
@@ -306,7 +306,7 @@ impl Client {
             Ending::Tell(_) => match answered.next() {
                 Some(Err(error)) if error.code != ErrorCode::NotConnected => Err(error),
                 Some(Ok(drained)) => Ok(drained),
-                // The broker was lost, and it is not named to the next one.
+                // The broker was lost, and it is not named to the next one, or as ended.
                 Some(Err(_)) | None => Ok(Drained(false)),
             },
             _ if is_asked(one) => answered.next().expect("one outcome per id"),

@@ -328,6 +328,8 @@ pub(crate) fn unregister(
     for chunk in ends.chunks(connection.facts.max_batch.min(ENDS_PER_MESSAGE)) {
         match unregister_some(connection, chunk, deadline) {
             Ok(statuses) => {
+                let holdings = &connection.common.holdings;
+                chunk.iter().for_each(|end| holdings.note_heard(end.id));
                 results.extend(chunk.iter().zip(statuses).map(
                     |(end, status)| match status.is_ok() {
                         true => Ok(Drained(status.value.get() == 1)),

@@ -191,6 +191,7 @@ impl Connection {
             Kind::UnregisterReply => {
                 let statuses = message.items::<Status>()?;
                 for (unregister, status) in owed.unregisters.iter().zip(statuses) {
+                    self.common.holdings.note_heard(unregister.id);
                     // Not drained yet: the broker says so on the event socket when it is.
                     let is_drained = status.is_ok() && status.value.get() == 1;
                     let Some(key) = unregister.key.filter(|_| is_drained) else { continue };

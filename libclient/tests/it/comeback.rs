@@ -5,8 +5,10 @@ use crate::support::*;
 use fdbroker_client::{
     Access, Client, ClientBuilder, Deposit, ErrorCode, Grant, Lease, Notice, Registration,
 };
+use fdbroker_protocol::message::{RedepositItem, register_flags};
 use fdbroker_protocol::page::FUTEX_OWNER_DIED;
 use fdbroker_protocol::{AllocationId, Handle, Kind, Status};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -494,5 +496,37 @@ fn client_when_dropped_while_the_next_broker_is_told_then_its_connection_ends() 
         drop(client);
         peer.assert_eof();
         drop(grants);
+    }
+}
+
+#[test]
+fn comeback_when_a_kept_one_has_ended_unheard_then_it_is_named_as_ended_until_it_is_drained() {
+    let broker = FakeBroker::listen();
+    let (builder, notices) = noticing();
+    let (client, peer) = broker.client_with(builder, Terms::default());
+    let kept = |id| Deposit { base: 4096 * id, keep: true, ..deposit(id) };
+    let made = register(&client, &peer, &[1, 2, 3, 4].map(kept), 100);
+    let unregister = |one| client.unregister(one).unwrap().0;
+    thread::scope(|scope| {
+        let call = scope.spawn(|| unregister(&made[0]));
+        peer.unregistered(&peer.recv_kind(Kind::Unregister), false);
+        assert!(!call.join().unwrap());
+        // The broker is lost with the message.
+        let call = scope.spawn(|| unregister(&made[1]));
+        peer.recv_kind(Kind::Unregister);
+        lose(peer, &notices);
+        assert!(!call.join().unwrap());
+    });
+    assert!(!unregister(&made[2]));
+    for _ in 0..2 {
+        let peer = broker.accept(Terms::default());
+        let request = peer.recv_kind(Kind::Redeposit);
+        let is_ended = |it: &RedepositItem| it.item.flags & register_flags::ENDED != 0;
+        let named = request.redeposit();
+        let named: BTreeMap<_, _> = named.iter().map(|it| (it.handle.id(), is_ended(it))).collect();
+        assert_eq!(named, [(id(101), true), (id(102), true), (id(103), false)].into());
+        peer.named(&request, &[Ok(()); 3]);
+        assert_reconnected(&notices);
+        lose(peer, &notices);
     }
 }

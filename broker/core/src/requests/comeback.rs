@@ -48,10 +48,7 @@ impl Core {
         match state {
             State::Ended(code) => Err(code.into()),
             _ if owner == NONE => self.take_back(client, id, &item.deposit, step),
-            _ if owner != client && self.books.client(ClientId(owner)).is_none() => {
-                // Its owner has just died, and it is about to be without one.
-                Err(ErrorCode::Again.into())
-            }
+            _ if self.is_dying(owner) => Err(ErrorCode::Again.into()),
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
             _ if id.generation >= self.books.config.first_generation => {
                 Err(ErrorCode::Stale.into())
@@ -64,8 +61,8 @@ impl Core {
         }
     }
 
-    /// An owner has ended one meanwhile: it gets it back as an ended one, and hears when it is
-    /// drained. What was drained before the crash is so still.
+    /// An owner has ended one meanwhile, reserved or kept: it gets it back as an ended one, and
+    /// hears when it is drained. What was drained before the crash is so still.
     fn redeposit_ended(
         &mut self,
         client: u32,
@@ -77,11 +74,17 @@ impl Core {
             let drained = self.books.was_drained(id).then_some((Status::DRAINED, id));
             return drained.ok_or_else(|| self.books.end_of_former(id).into());
         };
-        let is_reserved = allocation.state == State::Reserved;
-        if !is_reserved && (allocation.is_live() || !self.books.continuity.has(id.slot)) {
+        let (slot, owner, deposit) = (id.slot, allocation.owner, &item.deposit);
+        let is_live = allocation.is_live();
+        // The size of what was held is known, and that of leases which were declared of an ended
+        // one before is no bytes: they were charged for so many.
+        let has_size = allocation.is_held() || !is_live && !allocation.leases.is_empty();
+        if is_live && self.is_dying(owner) {
+            return Err(ErrorCode::Again.into());
+        }
+        if owner != NONE || !is_live && !self.books.continuity.has(slot) {
             return Err(ErrorCode::Stale.into());
         }
-        let (slot, deposit) = (id.slot, &item.deposit);
         if !self.may_own(client, slot) {
             return Err(ErrorCode::NotPermitted.into());
         }
@@ -90,17 +93,17 @@ impl Core {
         }
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
-        if is_reserved || self.books.allocations[slot].leases.is_empty() {
-            // Leases that were declared of an ended one before were charged for no bytes: its size
-            // was not known.
+        if !has_size {
             self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
         }
-        if is_reserved {
+        if is_live {
             self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);
         self.books.continuity.leave(slot);
-        self.books.continuity.linger(slot);
+        if self.books.lingers(slot) {
+            self.books.continuity.linger(slot);
+        }
         self.books.drain_if_done(slot);
         Ok((Status::OK, id))
     }
@@ -123,18 +126,17 @@ impl Core {
         if !deposit.has_sound_range() || is_held && deposit.facts.size_bytes != size_bytes {
             return Err(ErrorCode::Protocol.into());
         }
-        // Without its fd it is gone; so is what stood at an address that holds something else now.
+        // Without its fd it is gone; so is what stood at an address that holds something else now,
+        // as it is when an address is used again in life.
         let lost = match self.books.allocations.overlapping(client, deposit.range()) {
             _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
             Some(_) => Some(ErrorCode::Stale),
             None => None,
         };
         if let Some(code) = lost {
-            if !is_held {
-                self.books.continuity.leave(slot);
-                self.books.end(slot, code, step);
-                self.books.drain_if_done(slot);
-            }
+            self.books.continuity.leave(slot);
+            self.books.end(slot, code, step);
+            self.books.drain_if_done(slot);
             return Err(code.into());
         }
         if is_held {
@@ -185,6 +187,11 @@ impl Core {
         let allocation = Allocation { open, leases, ..allocation };
         self.books.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())
+    }
+
+    /// Whether an owner has just died: what it had is about to end, or to be without one.
+    fn is_dying(&mut self, owner: u32) -> bool {
+        owner != NONE && self.books.client(ClientId(owner)).is_none()
     }
 
     /// Whether a client may become the owner of an allocation that has none. Clients that have the

@@ -52,6 +52,55 @@ fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
     assert_eq!(world.code(STRANGER, SLOT), Some(ErrorCode::NotPermitted));
 }
 
+/// After a crash that the fd of one has outlived.
+fn crashed_with_kept() -> World {
+    let Record { domain, gid, .. } = record();
+    let kept = Kept { id: SLOT, domain, gid, job: None, deposit: kept_deposit(1) };
+    let world = crashed(config(), &[SLOT], &[kept]);
+    assert!(world.core.kept(SLOT.slot).is_some(), "it is found");
+    world
+}
+
+#[test]
+fn redeposit_when_a_kept_one_was_ended_meanwhile_then_it_ends_and_drains_when_the_time_is_over() {
+    let mut world = crashed_with_kept();
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
+    assert!(world.core.kept(SLOT.slot).is_none());
+    world.close_all();
+    assert_eq!(world.drained(), [], "a lease may be declared");
+    world.end_grace();
+    assert_eq!(world.drained(), [SLOT]);
+}
+
+#[test]
+fn redeposit_when_a_kept_one_of_a_former_connection_was_ended_then_it_ends() {
+    let mut world = World::new(config());
+    let id = world.register(kept_deposit(1)).id;
+    let lease = world.grant(USER, id);
+    world.gone(OWNER);
+    world.poll_all();
+    world.connect(STRANGER, 2000);
+    assert_eq!(world.name_ended(STRANGER, id), Status::error(ErrorCode::NotPermitted));
+    world.connect(OWNER, 1000);
+    assert_eq!(world.name_ended(OWNER, id), Status::OK);
+    assert_eq!(world.code(USER, id), Some(ErrorCode::Stale));
+    world.close_all();
+    assert_eq!(world.drained(), [], "it is leased");
+    world.step(Body::Release { leases: &[lease] }.by(USER, RequestId::ONE_WAY));
+    assert_eq!(world.drained(), [id]);
+}
+
+#[test]
+fn redeposit_when_a_kept_one_is_where_something_else_is_then_stale_and_it_ends() {
+    let mut world = crashed_with_kept();
+    world.register(deposit(1));
+    assert_eq!(world.redeposit(OWNER, SLOT, kept_deposit(1)), Status::error(ErrorCode::Stale));
+    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
+    assert!(world.core.kept(SLOT.slot).is_none());
+    world.close_all();
+}
+
 #[test]
 fn supply_when_a_kept_allocation_is_back_then_all_are_served_that_waited_for_room_to_ask_for_it() {
     let client = Caps { held_fds: 1, ..Caps::NONE };

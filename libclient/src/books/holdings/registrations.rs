@@ -33,7 +33,7 @@ struct Entry {
     at_broker: u64,
     memory: Memory,
     standing: Standing,
-    /// It has ended, and its owner waits for its drain: it is named to another broker as ended.
+    /// It has ended, and its owner waits for its drain.
     awaits_drain: bool,
 }
 
@@ -94,7 +94,7 @@ pub(crate) enum Ending {
     Tell(Arc<dyn Line>),
     /// Others of its count are left, and the broker does not know of so many.
     Counted,
-    /// It was known to a broker that is gone, and is not named to the next one.
+    /// It was known to a broker that is gone, and is not named to the next one, or as ended.
     Away,
     /// No registration has this id.
     Absent,
@@ -117,10 +117,13 @@ impl Registrations {
         let is_lost = |_: &AllocationId, named: &mut Entry| {
             let Deposit { recallable, keep, base, .. } = named.deposit;
             let can_be_named = keep || recallable && !is_closed(base);
-            !named.awaits_drain && (!can_be_named || named.is_gone() || named.count == 0)
+            !named.is_named_as_ended() && (!can_be_named || named.is_over())
         };
         let lost: Vec<(AllocationId, Entry)> = self.all.extract_if(is_lost).collect();
         for (id, named) in &mut self.all {
+            if named.is_over() {
+                named.count = 0;
+            }
             named.standing = Standing::Waiting;
             self.waiting.push_back(*id);
         }
@@ -134,6 +137,14 @@ impl Registrations {
     /// The broker has ended it, and nobody has a lease of it.
     pub fn forget(&mut self, id: AllocationId) {
         self.remove(id);
+    }
+
+    /// The broker has heard that it has ended: another one need not, unless its owner waits for its
+    /// drain.
+    pub fn note_heard(&mut self, id: AllocationId) {
+        if self.all.get(&id).is_some_and(|named| named.count == 0 && !named.awaits_drain) {
+            self.remove(id);
+        }
     }
 
     fn remove(&mut self, id: AllocationId) -> Option<Entry> {
@@ -188,7 +199,7 @@ impl Registrations {
         while naming.ids.len() < most {
             let Some(id) = self.waiting.pop_front() else { break };
             let Some(named) = self.all.get_mut(&id) else { continue };
-            let has_ended = named.awaits_drain;
+            let has_ended = named.is_named_as_ended();
             if named.standing != Standing::Waiting || named.is_gone() && !has_ended {
                 continue;
             }
@@ -279,8 +290,8 @@ impl Registrations {
         }
         named.at_broker = named.at_broker.saturating_sub(1);
         let (is_last, standing) = (named.count == 0, named.standing);
-        if is_last && awaits_drain {
-            named.awaits_drain = true;
+        if is_last && (awaits_drain || named.deposit.keep) {
+            named.awaits_drain = awaits_drain;
             self.note_gone(what.id, Memory::Gone);
         } else if is_last && standing != Standing::Asked {
             // Of one that is asked for the answer is awaited: it is ended then.
@@ -316,18 +327,20 @@ impl Registrations {
                     self.remove(id);
                     came.drained.push(key);
                 }
-                Ok(false) if named.awaits_drain => {
+                Ok(false) if named.is_named_as_ended() => {
                     named.standing = Standing::Known;
                     came.adopted.push(key);
                     let key = Some(key);
                     came.ended.extend((!had_ended).then_some(Unregister { id, key }));
                 }
-                Ok(false) if named.count == 0 || named.is_gone() => {
+                Ok(false) if named.is_over() => {
                     self.remove(id);
                     came.ended.push(Unregister { id, key: None });
                 }
                 Ok(false) => (named.standing, named.at_broker) = (Standing::Known, 1),
-                Err(ErrorCode::Again) if may_retry && (named.count > 0 || named.awaits_drain) => {
+                Err(ErrorCode::Again)
+                    if may_retry && (named.count > 0 || named.is_named_as_ended()) =>
+                {
                     named.standing = Standing::Waiting;
                     self.waiting.push_back(id);
                 }
@@ -350,6 +363,16 @@ impl Entry {
 
     fn is_gone(&self) -> bool {
         self.memory != Memory::There
+    }
+
+    fn is_over(&self) -> bool {
+        self.count == 0 || self.is_gone()
+    }
+
+    /// Whether another broker is to hear that it has ended: its owner waits for its drain; or it is
+    /// kept, and would outlive this connection for a time.
+    fn is_named_as_ended(&self) -> bool {
+        self.awaits_drain || self.deposit.keep && self.is_over()
     }
 
     fn lost(&self, id: AllocationId, code: ErrorCode) -> LostRegistration {
