@@ -7,7 +7,7 @@ use crate::model::Phase;
 use crate::rig;
 use crate::rng::Rng;
 use crate::world::World;
-use fdbroker_core::{Arrived, Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
+use fdbroker_core::{Arrived, Deposit, Judged, Lane, LeaseId, RecallEvent, Supply, Wanted};
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, FdType, MAX_BATCH, MemoryKind, Share, Status,
 };
@@ -327,7 +327,9 @@ impl World {
         let owns = self.model.clients.get(&client).map(|c| c.owns.as_slice()).unwrap_or_default();
         let old = self.rng.pick(owns).and_then(|id| self.model.live(id)).map(|a| a.deposit);
         let Some(old) = old else { return arrived };
-        let at = move |base| arrived.judged.map(|deposit| Deposit { base, ..deposit });
+        let at = move |base| {
+            arrived.judged.map(|it| Judged { claimed: Deposit { base, ..it.claimed }, ..it })
+        };
         match self.rng.below(100) {
             // The same deposit again: it is counted.
             0..=7 => return rig::arrived(old),
@@ -338,7 +340,8 @@ impl World {
             // Same id, another size.
             20..=21 => {
                 let size_bytes = old.facts.size_bytes.saturating_add(PAGE_BYTES);
-                arrived = rig::arrived(rig::sized(size_bytes, old));
+                let claimed = rig::sized(size_bytes, old.claimed);
+                arrived = rig::arrived(Judged { claimed, ..old });
             }
             _ => {}
         }
@@ -363,8 +366,7 @@ impl World {
             bytes[..usize::from(length)].fill(next_id as u8);
             (length, bytes)
         });
-        let deposit = Deposit {
-            file,
+        let claimed = Deposit {
             facts: Facts {
                 device: rng.below(2) as u32,
                 fd_offset: rng.below(16) * PAGE_BYTES,
@@ -382,7 +384,7 @@ impl World {
             let status = Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64);
             return Arrived { judged: Err(status), lane: Lane::Refused };
         }
-        rig::arrived(deposit)
+        rig::arrived(Judged { claimed, file })
     }
 
     fn choose_unregister(&mut self, client: u32) -> Option<Action> {
@@ -493,9 +495,9 @@ impl World {
         let mut arrived = self.fresh_deposit(client);
         let base = u64::MAX - self.rng.below(3) * PAGE_BYTES;
         let (size_bytes, fd_offset) = (u64::MAX >> self.rng.below(64), u64::MAX);
-        arrived.judged = arrived.judged.map(|deposit| {
-            let facts = Facts { size_bytes, fd_offset, ..deposit.facts };
-            Deposit { base, facts, ..deposit }
+        arrived.judged = arrived.judged.map(|judged| {
+            let facts = Facts { size_bytes, fd_offset, ..judged.facts };
+            Judged { claimed: Deposit { base, facts, ..judged.claimed }, ..judged }
         });
         let deposits = if credits > 0 { vec![arrived] } else { Vec::new() };
         let (request, deadline) = (self.next_request(client), u64::MAX >> self.rng.below(30));

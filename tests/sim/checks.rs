@@ -9,7 +9,7 @@ use crate::model::{Allocation, Check, Client, Drain, Model, Phase, Request};
 use crate::step::Step;
 use crate::sums::{Holder, Ledger, Sums};
 use crate::tally::Promise;
-use fdbroker_core::{Account, Core, Deposit, Now};
+use fdbroker_core::{Account, Core, Judged, Now};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::{BTreeMap, BTreeSet};
@@ -341,7 +341,7 @@ fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Che
     let told = core.kept(id.slot).filter(|kept| kept.id == id);
     let told = told.map(|kept| (kept.domain, kept.gid, kept.job, kept.deposit));
     let job = known.job.map(jobs::named);
-    let deposit = Deposit { file: model.file_now(known), ..known.deposit };
+    let deposit = Judged { file: model.file_now(known), ..known.deposit };
     let right = is_kept.then_some((known.domain, known.gid, job, deposit));
     ensure!(told == right, "{id}: to be kept {told:?}, it is {right:?}");
     Ok(())

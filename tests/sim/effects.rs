@@ -9,7 +9,7 @@ use crate::step::{Fate, Foretold, Quota, Step};
 use crate::sums::Holder;
 use crate::tally::Promise;
 use fdbroker_core::{
-    Arrived, ClientId, Deposit, Effect, Effects, Lane, Registered, StatusReply, limits,
+    Arrived, ClientId, Deposit, Effect, Effects, Judged, Lane, Registered, StatusReply, limits,
 };
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
@@ -312,7 +312,7 @@ impl Model {
         &mut self,
         step: &mut Step,
         client: u32,
-        (index, deposit): (usize, &Deposit),
+        (index, deposit): (usize, &Judged),
         (id, fate): (AllocationId, Fate),
     ) -> Check {
         if step.published.remove(&id) {
@@ -369,7 +369,7 @@ impl Model {
         step: &mut Step,
         client: u32,
         id: AllocationId,
-        deposit: &Deposit,
+        deposit: &Judged,
     ) -> Check {
         let owner_order = self.client_orders.get(&client).copied().unwrap_or(0);
         let state = self.client_mut(client)?;

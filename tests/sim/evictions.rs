@@ -6,7 +6,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
 use crate::world::Reply;
-use fdbroker_core::{Deposit, File, FileId};
+use fdbroker_core::{Deposit, File, FileId, Judged};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 
 pub fn eviction_when_room_is_needed_then_least_recently_used_goes(rig: &mut Rig) -> Check {
@@ -49,7 +49,7 @@ pub fn eviction_when_for_bytes_then_of_a_file_with_all_its_ranges(rig: &mut Rig)
     rig.begin(|config| config.node.held_bytes = 4 * PAGE_BYTES);
     let owner = rig.client()?;
     let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
-    let range = |id| Deposit { file: Some(file), ..deposit(id) };
+    let range = |id| Judged { file: Some(file), claimed: deposit(id) };
     let large = |id| sized(2 * PAGE_BYTES, deposit(id));
     let first = rig.register(owner, &[range(1)])?[0];
     let other = rig.register(owner, &[large(4)])?[0];

@@ -6,7 +6,7 @@ use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
 use crate::step::{Fate, Foretold, Step};
 use crate::sums::Holder;
 use fdbroker_core::{
-    Arrived, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply,
+    Arrived, Deposit, DomainKey, Granted, JobKey, Judged, Lane, LeaseId, OwnerKey, Supply,
 };
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Status};
@@ -417,7 +417,7 @@ impl Model {
                 let same = supply.facts == Facts { fd_offset, ..allocation.deposit.facts }
                     && fd_offset.checked_add(size_bytes).is_some();
                 if same {
-                    allocation.deposit.facts = supply.facts;
+                    allocation.deposit.claimed.facts = supply.facts;
                     allocation.deposit.file = supply.file;
                     allocation.refused = None;
                     step.must_store.insert(usize::from(at), supply.id);
@@ -438,7 +438,7 @@ impl Model {
 }
 
 /// The deposit, or the error that refuses it in any state of the broker.
-pub fn foretold(arrived: &Arrived) -> Result<Deposit, Status> {
+pub fn foretold(arrived: &Arrived) -> Result<Judged, Status> {
     let deposit = arrived.judged?;
     let ends =
         [deposit.base, deposit.facts.fd_offset].map(|at| at.checked_add(deposit.facts.size_bytes));

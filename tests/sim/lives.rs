@@ -152,7 +152,7 @@ impl World {
             if known.awaited {
                 continue;
             }
-            let (id, domain, deposit) = (*id, known.domain, known.deposit);
+            let (id, domain, deposit) = (*id, known.domain, known.deposit.claimed);
             if known.ended.is_some() {
                 self.former.push((id, domain, Remembered::Ended(deposit)));
                 continue;
@@ -205,7 +205,7 @@ impl World {
             }
         }
         let orphan = |(id, known): (&AllocationId, &Allocation)| {
-            self.model.is_orphan(known).then_some((*id, known.deposit))
+            self.model.is_orphan(known).then_some((*id, known.deposit.claimed))
         };
         let orphans: Vec<_> = self.model.allocations.iter().filter_map(orphan).collect();
         if let Some((id, deposit)) = self.rng.pick(&orphans) {

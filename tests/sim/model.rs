@@ -6,7 +6,7 @@ use crate::action::groups_of;
 use crate::sums::Holder;
 use crate::tally::Proofs;
 use fdbroker_core::{
-    Arrived, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
+    Arrived, CapsOfScopes, Config, Declared, DomainKey, JobKey, Judged, LeaseId, OwnerKey, Wanted,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share};
 use rustc_hash::FxHashMap;
@@ -136,7 +136,7 @@ pub struct Allocation {
     pub job: Option<JobKey>,
     /// What its owner is known by.
     pub key: OwnerKey,
-    pub deposit: Deposit,
+    pub deposit: Judged,
     /// How often it was registered.
     pub count: u64,
     /// How it ended; `None` = it lives.

@@ -7,7 +7,7 @@ use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
 use crate::step::{Quota, Step};
 use crate::tally::Promise;
 use fdbroker_core::{
-    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Record,
+    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Judged, Kept, Record,
     Redeposit, Registered,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
@@ -169,7 +169,7 @@ impl Model {
         self.proofs.count(Promise::Lives, 1);
         match (self.allocations.get(&id).filter(|known| known.ended.is_none()), record.life) {
             (Some(known), FormerLife::Live { record, .. }) => {
-                let Deposit { share, recallable, .. } = known.deposit;
+                let Deposit { share, recallable, .. } = *known.deposit;
                 let owner =
                     if self.owner_here(known) || known.awaited { known.key } else { record.owner };
                 let right =
@@ -304,7 +304,10 @@ impl Model {
                 () if !is_sound(deposit) => only(&[ErrorCode::Protocol]),
                 () if !deposit.recallable => self.lost(step, id, ErrorCode::OwnerGone),
                 () if overlapping => self.lost(step, id, ErrorCode::Stale),
-                () => self.take(client, id, known, Deposit { share, ..*deposit }, Vec::new()),
+                () => {
+                    let named = Deposit { share, ..*deposit };
+                    self.take(client, id, known, named.into(), Vec::new())
+                }
             };
         }
         if self.is_orphan(&known) {
@@ -388,11 +391,9 @@ impl Model {
                 // Of its fd nothing is known.
                 let Facts { device, owner_allocation_id, .. } = deposit.facts;
                 let facts = Facts { device, size_bytes, owner_allocation_id, ..Facts::NONE };
-                let (driver_data, file) = (None, None);
-                let deposit = Deposit { share, recallable, facts, ..*deposit };
-                let unknown = Deposit { driver_data, file, keep: false, ..deposit };
-                let of_held = adopted(&known, &item.deposit);
-                let deposit = if is_orphan { of_held } else { unknown };
+                let unknown = Deposit { share, recallable, facts, keep: false, ..*deposit };
+                let unknown = Deposit { driver_data: None, ..unknown }.into();
+                let deposit = if is_orphan { adopted(&known, deposit) } else { unknown };
                 let (ended, slot) = (known.ended, self.slots[id.slot as usize]);
                 if ended.is_none() {
                     step.due_end.insert(id, ErrorCode::Stale);
@@ -431,7 +432,7 @@ impl Model {
         client: u32,
         id: AllocationId,
         former: Allocation,
-        deposit: Deposit,
+        deposit: Judged,
         codes: Vec<ErrorCode>,
     ) -> Return {
         let owner_order = self.client_orders.get(&client).copied().unwrap_or(0);
@@ -622,10 +623,11 @@ impl Model {
 }
 
 /// A kept one as whoever names it again says, as far as that counts.
-fn adopted(known: &Allocation, named: &Deposit) -> Deposit {
+fn adopted(known: &Allocation, named: &Deposit) -> Judged {
     let Facts { device, owner_allocation_id, .. } = named.facts;
     let facts = Facts { device, owner_allocation_id, ..known.deposit.facts };
-    Deposit { base: named.base, facts, ..known.deposit }
+    let claimed = Deposit { base: named.base, facts, ..known.deposit.claimed };
+    Judged { claimed, ..known.deposit }
 }
 
 fn is_sound(deposit: &Deposit) -> bool {
@@ -651,7 +653,8 @@ fn reserved(record: &Record) -> Allocation {
             share: record.share,
             recallable: record.recallable,
             ..Facts::NONE.into()
-        },
+        }
+        .into(),
         count: 0,
         ended: None,
         leases: BTreeSet::new(),

@@ -10,8 +10,8 @@ use crate::rng::Rng;
 use crate::setups::{self, Setup};
 use crate::world::{Reply, World};
 use fdbroker_core::{
-    Arrived, Config, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, RecallEvent, Wanted,
-    limits,
+    Arrived, Config, Deposit, DomainKey, Granted, JobKey, Judged, Lane, LeaseId, RecallEvent,
+    Wanted, limits,
 };
 use fdbroker_protocol::{AllocationId, Facts, MAX_BATCH, MemoryKind, Status};
 
@@ -55,8 +55,8 @@ pub fn deposit(id: u64) -> Deposit {
 }
 
 /// A deposit whose fd is what its owner says.
-pub fn arrived(deposit: Deposit) -> Arrived {
-    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
+pub fn arrived(deposit: impl Into<Judged>) -> Arrived {
+    Arrived { judged: Ok(deposit.into()), lane: Lane::Accepted }
 }
 
 /// The same of another size.
@@ -150,7 +150,11 @@ impl Rig {
     }
 
     /// Registers in as many messages as the credits allow; the allocations in order.
-    pub fn register(&mut self, client: u32, deposits: &[Deposit]) -> Check<Vec<AllocationId>> {
+    pub fn register(
+        &mut self,
+        client: u32,
+        deposits: &[impl Into<Judged> + Copy],
+    ) -> Check<Vec<AllocationId>> {
         let mut ids = Vec::new();
         while ids.len() < deposits.len() {
             let left = deposits.len() - ids.len();
@@ -172,7 +176,12 @@ impl Rig {
         Ok(ids)
     }
 
-    pub fn register_raw(&mut self, client: u32, deposits: &[Deposit], more: usize) -> Check<u64> {
+    pub fn register_raw(
+        &mut self,
+        client: u32,
+        deposits: &[impl Into<Judged> + Copy],
+        more: usize,
+    ) -> Check<u64> {
         let request = self.world.next_request(client);
         self.world.feed(Action::Register {
             client,

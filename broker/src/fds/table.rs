@@ -125,7 +125,7 @@ impl FdTable {
         &mut self,
         index: u16,
         slot: u32,
-        kind: MemoryKind,
+        kind: Option<MemoryKind>,
         is_supply: bool,
     ) -> bool {
         let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
@@ -136,7 +136,7 @@ impl FdTable {
         }
         self.rounds.begin(self.now);
         let slot = self.reach(slot);
-        self.kinds[slot] = Some(kind);
+        self.kinds[slot] = kind;
         match self.held[slot].replace(fd) {
             None => true,
             Some(former) => {

@@ -175,7 +175,7 @@ impl<'a> SavedGroup<'a> {
             pin: self.pin,
             evictable: self.evictable,
             since: Now(self.since_us),
-            deposit: self.memory.to_deposit()?,
+            deposit: self.memory.to_deposit()?.into(),
             objects: self.objects.iter().map(object).collect(),
         })
     }
@@ -221,20 +221,16 @@ impl<'a> SavedAllocation<'a> {
 
     /// The allocation; `None`: it cannot be one.
     pub fn to_kept(&self) -> Option<Kept> {
-        Some(Kept {
-            id: self.place.id(),
-            domain: self.place.domain,
-            gid: self.gid,
-            job: self.job,
-            deposit: Deposit {
-                share: Share::from_number(self.share)?,
-                recallable: self.recallable,
-                keep: true,
-                base: self.base,
-                virtual_fd: self.virtual_fd,
-                ..self.memory.to_deposit()?
-            },
-        })
+        let claimed = Deposit {
+            share: Share::from_number(self.share)?,
+            recallable: self.recallable,
+            keep: true,
+            base: self.base,
+            virtual_fd: self.virtual_fd,
+            ..self.memory.to_deposit()?
+        };
+        let (id, domain) = (self.place.id(), self.place.domain);
+        Some(Kept { id, domain, gid: self.gid, job: self.job, deposit: claimed.into() })
     }
 }
 

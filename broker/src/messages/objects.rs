@@ -8,7 +8,7 @@ use crate::messages::requests::{
 };
 use fdbroker_core::{
     Arrived, ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits,
-    NewObject, Now, ObjectView, RequestId,
+    Judged, NewObject, Now, ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::{
@@ -208,7 +208,8 @@ fn decode_create<'m>(
     let (found, lane) = check_memory(context, 0, &facts);
     let found = if is_broken { Err(ErrorCode::Protocol.into()) } else { found };
     let driver_data = (length != 0).then_some((length, head.driver_data));
-    let judged = found.map(|file| Deposit { file, driver_data, ..facts.into() });
+    let claimed = Deposit { driver_data, ..facts.into() };
+    let judged = found.map(|file| Judged { claimed, file });
     let deposit = Arrived { judged, lane };
     let keep_us = keep_us(head.ttl_ms.get());
     let credits_wanted = head.credits_wanted.get().into();

@@ -5,8 +5,8 @@ use crate::fds::classify::{Classifier, Unfit};
 use crate::fds::table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
-    Arrived, Body, ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit,
-    RequestId, Supply, Wanted,
+    Arrived, Body, ClientId, Core, Declared, Deposit, File, Input, Judged, Lane, LeaseId, Now,
+    Redeposit, RequestId, Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
@@ -87,7 +87,8 @@ impl Scratch {
     pub fn deposit(&self, index: u16) -> Option<&Deposit> {
         let index = usize::from(index);
         let arrived = self.deposits.get(index).and_then(|it| it.judged.as_ref().ok());
-        arrived.or_else(|| self.redeposits.get(index).map(|it| &it.deposit))
+        let claimed = arrived.map(|judged| &judged.claimed);
+        claimed.or_else(|| self.redeposits.get(index).map(|it| &it.deposit))
     }
 }
 
@@ -306,7 +307,6 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
         || item.flags & !register_flags::ALL != 0
         || usize::from(length) > DRIVER_DATA_BYTES;
     let deposit = Deposit {
-        file: None,
         facts: facts.unwrap_or(Facts::NONE),
         share: share.unwrap_or(Share::Uid),
         recallable: item.flags & register_flags::RECALLABLE != 0,
@@ -321,16 +321,15 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
 /// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its
 /// fd, if that is looked at.
 fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Arrived {
-    let (mut deposit, is_broken) = claimed_deposit(item);
+    let (claimed, is_broken) = claimed_deposit(item);
     let (found, lane) = match index {
-        Some(index) => check_fd(context, index, deposit.share, &deposit.facts),
+        Some(index) => check_fd(context, index, claimed.share, &claimed.facts),
         None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
     };
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
     let found = if is_broken { Err(ErrorCode::Protocol.into()) } else { found };
-    deposit.file = found.ok().flatten();
-    Arrived { judged: found.map(|_| deposit), lane }
+    Arrived { judged: found.map(|file| Judged { claimed, file }), lane }
 }
 
 /// Whether the fd at `index` is what its producer says, and which closer may close it.

@@ -7,7 +7,7 @@ use super::model::{Model, State};
 use crate::judge::ensure;
 use crate::model::Check;
 use fdbroker_core::{
-    Config, Core, Deposit, DomainKey, Former, FormerLife, FormerSlot, GroupId, KeptChange,
+    Config, Core, DomainKey, Former, FormerLife, FormerSlot, GroupId, Judged, KeptChange,
     KeptGroup, KeptObject, Now, OwnerKey, Record,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
@@ -23,7 +23,7 @@ struct Kept {
     pin: bool,
     evictable: bool,
     since: Now,
-    deposit: Deposit,
+    deposit: Judged,
     /// Name, offset, size, metadata.
     objects: Vec<(Vec<u8>, u64, u64, Vec<u8>)>,
 }

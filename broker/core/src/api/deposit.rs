@@ -1,6 +1,8 @@
 //! What owners and consumers say of allocations. Plain data: must never hold an fd, only its place
 //! in a message.
 
+use std::ops::Deref;
+
 use crate::api::ids::{File, Lane};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
@@ -8,9 +10,6 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 /// What an owner says of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit {
-    /// Its file, which the daemon finds; `None` where the kernel does not tell, or there is no fd:
-    /// then it pins the size that the owner claims.
-    pub file: Option<File>,
     /// What it is.
     pub facts: Facts,
     /// Who may acquire it.
@@ -27,12 +26,37 @@ pub struct Deposit {
     pub virtual_fd: bool,
 }
 
+/// A deposit whose fd is what its owner says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// What its owner says.
+    pub claimed: Deposit,
+    /// Its file, which the daemon finds; `None` where the kernel does not tell: then it pins the
+    /// size that the owner claims.
+    pub file: Option<File>,
+}
+
+impl Deref for Judged {
+    type Target = Deposit;
+
+    fn deref(&self) -> &Deposit {
+        &self.claimed
+    }
+}
+
+/// Of whose file nothing is known.
+impl From<Deposit> for Judged {
+    fn from(claimed: Deposit) -> Self {
+        Judged { claimed, file: None }
+    }
+}
+
 /// A deposit that has come with its fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// The deposit, if its fd is what the owner says. `Err`: it was refused before the core saw it
     /// (UNSUPPORTED_FD and its kind).
-    pub judged: Result<Deposit, Status>,
+    pub judged: Result<Judged, Status>,
     /// Where the fd goes when it is not kept.
     pub lane: Lane,
 }
@@ -47,7 +71,7 @@ pub struct Supply {
     pub fd: Result<u16, ErrorCode>,
     /// An fd that came with the item and did not pass the daemon's check, and where it goes.
     pub refused_fd: Option<(u16, Lane)>,
-    /// The file of `fd`, as in [`Deposit::file`].
+    /// The file of `fd`, as in [`Judged::file`].
     pub file: Option<File>,
     /// Read again after the export: but for the offset in the fd they must be as before.
     pub facts: Facts,
@@ -80,7 +104,6 @@ pub type Wanted = Result<AllocationId, ErrorCode>;
 impl From<Facts> for Deposit {
     fn from(facts: Facts) -> Self {
         Deposit {
-            file: None,
             facts,
             share: Share::Uid,
             recallable: false,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::api::deposit::Deposit;
+use crate::api::deposit::Judged;
 use crate::api::ids::{DomainKey, GroupId, JobKey, Now, OwnerKey};
 use crate::api::job_name::JobName;
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
@@ -20,8 +20,8 @@ pub struct Kept {
     pub gid: u32,
     /// Its owner's job, with its name for people.
     pub job: Option<(JobKey, JobName)>,
-    /// What its owner said of it when it was deposited.
-    pub deposit: Deposit,
+    /// What its owner said of it when it was deposited, and its file now.
+    pub deposit: Judged,
 }
 
 /// What is remembered of a live allocation outside the broker, for a broker after a crash.
@@ -120,7 +120,7 @@ pub struct KeptGroup<'a> {
     /// When it was sealed.
     pub since: Now,
     /// Its memory, as deposited.
-    pub deposit: Deposit,
+    pub deposit: Judged,
     /// Those that have their names.
     pub objects: Vec<KeptObject<'a>>,
 }

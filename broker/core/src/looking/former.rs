@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::api::{
-    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Kept, KeptGroup,
-    KeptObject, NONE, Now, Record,
+    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Judged, Kept,
+    KeptGroup, KeptObject, NONE, Now, Record,
 };
 use crate::books::continuity::{DRAINED, FormerOwner, Standing};
 use crate::books::objects::groups::{Expect, Group, GroupState};
@@ -120,6 +120,8 @@ impl Core {
         let domain = domain.ok_or(code as u16)?;
         // Its domain and share are known, and nothing else.
         let Record { share, recallable, .. } = *record;
+        // Facts that say "none", and no type of their own: views, messages and the lists of the
+        // command show these of each allocation, and would all have to know of another kind.
         let deposit = Deposit { share, recallable, ..Facts::NONE.into() };
         Ok(Allocation::new(&deposit, NONE, domain, state, now))
     }
@@ -141,7 +143,7 @@ impl Core {
         &mut self,
         id: AllocationId,
         key: DomainKey,
-        deposit: &Deposit,
+        deposit: &Judged,
         is_sound: bool,
         now: Now,
     ) -> Result<u32, &'static str> {

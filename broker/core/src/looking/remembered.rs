@@ -1,7 +1,7 @@
 //! What to remember outside the broker, for one after a crash. Must never change anything.
 
 use crate::api::{
-    ClientId, Deposit, GroupId, Kept, KeptGroup, KeptObject, NONE, OwnerKey, Record, Touch,
+    ClientId, Deposit, GroupId, Judged, Kept, KeptGroup, KeptObject, NONE, OwnerKey, Record, Touch,
 };
 use crate::books::objects::groups::{Group, Member};
 use crate::core::Core;
@@ -49,11 +49,10 @@ impl Core {
     }
 
     /// The allocation in a slot as its owner has deposited it.
-    fn deposit_of(&self, slot: u32) -> Deposit {
+    fn deposit_of(&self, slot: u32) -> Judged {
         let allocation = &self.books.allocations[slot];
         let traits = allocation.traits;
-        Deposit {
-            file: self.books.file_of(slot),
+        let claimed = Deposit {
             facts: allocation.facts(),
             share: traits.share(),
             recallable: traits.is_recallable(),
@@ -61,7 +60,8 @@ impl Core {
             base: allocation.base,
             driver_data: self.books.allocations.driver_data(slot).copied(),
             virtual_fd: traits.has_virtual_fd(),
-        }
+        };
+        Judged { claimed, file: self.books.file_of(slot) }
     }
 
     /// The last version that was given.

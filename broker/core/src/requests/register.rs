@@ -1,7 +1,7 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{Arrived, Asker, Deposit, Effect, Lane, NONE, Now, Registered};
+use crate::api::{Arrived, Asker, Deposit, Effect, Judged, Lane, NONE, Now, Registered};
 use crate::books::{Allocation, Blocked, Charge, Client, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
@@ -131,7 +131,7 @@ impl Core {
     pub(crate) fn deposit(
         &mut self,
         owner: u32,
-        deposit: &Deposit,
+        deposit: &Judged,
         step: &mut Step,
     ) -> Result<Outcome, Status> {
         if !deposit.has_sound_range() {
@@ -178,7 +178,7 @@ impl Core {
     fn new_allocation(
         &mut self,
         owner: u32,
-        deposit: &Deposit,
+        deposit: &Judged,
         step: &mut Step,
     ) -> Result<Outcome, Status> {
         if self.books.is_turned_away(owner) {

@@ -55,7 +55,7 @@ fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
 /// After a crash that the fd of one has outlived.
 fn crashed_with_kept() -> World {
     let Record { domain, gid, .. } = record();
-    let kept = Kept { id: SLOT, domain, gid, job: None, deposit: kept_deposit(1) };
+    let kept = Kept { id: SLOT, domain, gid, job: None, deposit: kept_deposit(1).into() };
     let world = crashed(config(), &[SLOT], &[kept]);
     assert!(world.core.kept(SLOT.slot).is_some(), "it is found");
     world

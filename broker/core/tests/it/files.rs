@@ -5,9 +5,17 @@ use fdbroker_protocol::NO_CAP;
 
 const MIB: u64 = 1 << 20;
 
-fn of_file(base: u64, inode: u64, pinned_bytes: u64) -> Deposit {
+fn of_file(base: u64, inode: u64, pinned_bytes: u64) -> Judged {
     let file = File { id: FileId { device: 1, inode }, pinned_bytes };
-    Deposit { file: Some(file), ..deposit(base) }
+    Judged { file: Some(file), claimed: deposit(base) }
+}
+
+fn never_evicted(of: Judged) -> Judged {
+    Judged { claimed: Deposit { recallable: false, ..of.claimed }, ..of }
+}
+
+fn kept_of(of: Judged) -> Judged {
+    Judged { claimed: Deposit { keep: true, ..of.claimed }, ..of }
 }
 
 fn held_bytes(world: &World, client: ClientId) -> u64 {
@@ -35,7 +43,7 @@ fn file_when_it_passes_to_a_client_with_a_lower_use_of_its_cap_then_uncapped() {
     let mut world = World::new(Config { client, ..config() });
     let first = world.register_by(OWNER, of_file(1, 7, 8192)).id;
     for (base, inode) in [(1, 7), (2, 8)] {
-        let resident = Deposit { recallable: false, ..of_file(base, inode, 8192) };
+        let resident = never_evicted(of_file(base, inode, 8192));
         assert!(world.register_by(USER, resident).status.is_ok());
     }
     world.unregister(OWNER, first);
@@ -63,7 +71,7 @@ fn measured_when_a_file_has_grown_above_the_cap_then_charged_and_new_deposits_ar
 {
     let client = Caps { held_bytes: MIB, ..Caps::NONE };
     let mut world = World::new(Config { client, ..config() });
-    let resident = Deposit { recallable: false, ..of_file(1, 7, 4096) };
+    let resident = never_evicted(of_file(1, 7, 4096));
     let id = world.register(resident).id;
     world.step(Input::Measured { files: &[(id.slot, 3 * MIB), (999, 1)] });
     assert_eq!(held_bytes(&world, OWNER), 3 * MIB);
@@ -79,14 +87,14 @@ fn measured_when_a_file_has_grown_above_the_cap_then_charged_and_new_deposits_ar
 #[test]
 fn kept_when_its_owner_goes_and_another_adopts_it_then_the_file_is_charged_to_each_in_turn() {
     let mut world = World::new(config());
-    let kept = Deposit { keep: true, ..of_file(1, 7, 8192) };
+    let kept = kept_of(of_file(1, 7, 8192));
     let id = world.register(kept).id;
     assert_eq!(world.core.kept(id.slot).and_then(|kept| kept.deposit.file), kept.file);
     world.step(Input::Gone { client: OWNER });
     world.at(1);
     assert_eq!(world.now_of(Resource::HeldBytes), 8192, "its domain alone pays");
     let request = world.request();
-    let item = Redeposit { id: Ok(id), deposit: kept, ended: false };
+    let item = Redeposit { id: Ok(id), deposit: kept.claimed, ended: false };
     world.step(Body::Redeposit { items: &[item] }.by(USER, request));
     assert_eq!(held_bytes(&world, USER), 8192);
 }
@@ -115,7 +123,7 @@ fn restore_when_files_are_held_then_each_is_charged_once_still_and_to_the_same_c
 fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_where_there_is_no_cap()
 {
     let mut world = World::new(config());
-    let huge = |base| sized(1 << 63, Deposit { file: None, ..deposit(base) });
+    let huge = |base| sized(1 << 63, deposit(base));
     for base in 1..=3 {
         let status = world.register(huge(base)).status;
         assert!(status.is_ok(), "{base}: {status}");
@@ -130,7 +138,7 @@ fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_wher
 
 /// The owner has ranges 1 and 2 of file 7, and the user one of file 8, registered between them.
 /// Each file pins two pages; the cap of held bytes is four.
-fn two_files(ranges: [Deposit; 2]) -> (World, [AllocationId; 2], AllocationId) {
+fn two_files(ranges: [Judged; 2]) -> (World, [AllocationId; 2], AllocationId) {
     let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
     let mut world = World::new(Config { node, ..config() });
     let first = world.register(ranges[0]).id;
@@ -141,16 +149,16 @@ fn two_files(ranges: [Deposit; 2]) -> (World, [AllocationId; 2], AllocationId) {
 
 #[test]
 fn evict_when_a_range_of_the_file_stays_then_the_others_stay_too_and_another_file_goes() {
-    let kept = Deposit { keep: true, ..of_file(2, 7, 8192) };
+    let kept = kept_of(of_file(2, 7, 8192));
     let (mut world, [range, _], other) = two_files([of_file(1, 7, 8192), kept]);
     assert!(world.register_by(OTHER, of_file(1, 9, 8192)).status.is_ok());
     assert_eq!(world.state(range), AllocationState::Held, "to evict it would free nothing");
     assert_eq!(world.state(other), AllocationState::Evicted);
     world.unregister(USER, other);
-    let resident = Deposit { recallable: false, ..of_file(2, 10, 4096) };
+    let resident = never_evicted(of_file(2, 10, 4096));
     world.register_by(OTHER, resident);
     world.close_all();
-    let pinned = Deposit { recallable: false, ..of_file(3, 11, 8192) };
+    let pinned = never_evicted(of_file(3, 11, 8192));
     let refused = world.register_by(OTHER, pinned).status;
     assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
     assert_eq!(world.state(range), AllocationState::Held, "a refusal costs nobody an fd in vain");
@@ -261,7 +269,7 @@ fn bytes_when_a_file_has_a_resident_range_then_the_share_counts_all_that_it_pins
     let range = |base, pages: u64| of_file(base, 7, pages * 4096);
     let first = world.register(range(1, 80)).id;
     for base in [2, 3] {
-        let resident = Deposit { recallable: false, ..range(base, 80) };
+        let resident = never_evicted(range(base, 80));
         assert!(world.register(resident).status.is_ok(), "{base}");
     }
     assert!(!world.register_by(USER, resident(1, 1)).status.is_ok());

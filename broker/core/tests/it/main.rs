@@ -102,11 +102,11 @@ impl World {
     }
 
     /// Registers one deposit, waiting for a credit first if need be.
-    fn register(&mut self, deposit: Deposit) -> Registered {
+    fn register(&mut self, deposit: impl Into<Judged>) -> Registered {
         self.register_by(OWNER, deposit)
     }
 
-    fn register_by(&mut self, client: ClientId, deposit: Deposit) -> Registered {
+    fn register_by(&mut self, client: ClientId, deposit: impl Into<Judged>) -> Registered {
         let request = self.request();
         let deadline = Now(u64::MAX);
         let has = self.client(client).record.credits > 0;

@@ -1,7 +1,7 @@
 //! A configuration and a deposit that tests begin with. Must never have a number that a test
 //! depends on and does not set.
 
-use fdbroker_core::{Arrived, Caps, Config, Deposit, Lane, SubordinateUids};
+use fdbroker_core::{Arrived, Caps, Config, Deposit, Judged, Lane, SubordinateUids};
 use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind};
 
 /// Room for millions, and no caps.
@@ -36,6 +36,6 @@ pub fn deposit(base: u64) -> Deposit {
 }
 
 /// A deposit whose fd is what its owner says.
-pub fn arrived(deposit: Deposit) -> Arrived {
-    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
+pub fn arrived(deposit: impl Into<Judged>) -> Arrived {
+    Arrived { judged: Ok(deposit.into()), lane: Lane::Accepted }
 }

@@ -6,7 +6,7 @@ use crate::messages::{objects, replies};
 use crate::server::parts::Server;
 use crate::server::parts::feedback::Unsent;
 use fdbroker_core::{ClientId, Effect, Effects, Input};
-use fdbroker_protocol::{MemoryKind, Status};
+use fdbroker_protocol::Status;
 
 impl Server {
     /// Applies `effects`, then what follows from them, until nothing does. Takes the reused list
@@ -67,7 +67,8 @@ impl Server {
                 // supply is without one, and of what was registered.
                 let deposit = self.scratch.deposit(*index);
                 let facts = deposit.map(|deposit| deposit.facts).or(self.core.facts(*slot));
-                let kind = facts.map_or(MemoryKind::Memfd, |facts| facts.kind);
+                // Not known where it has ended in the same step: its fd is closed at once.
+                let kind = facts.map(|facts| facts.kind);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
             }

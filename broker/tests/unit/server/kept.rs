@@ -275,7 +275,7 @@ fn deposit() -> Deposit {
 }
 
 fn arrived(deposit: Deposit) -> Arrived {
-    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
+    Arrived { judged: Ok(deposit.into()), lane: Lane::Accepted }
 }
 
 #[test]

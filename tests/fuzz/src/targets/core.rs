@@ -602,7 +602,7 @@ fn arrived(bytes: &mut Bytes<'_>) -> Arrived {
         let refused = Status::with_value(ErrorCode::UnsupportedFd, FdType::Pipe as u64);
         return Arrived { judged: Err(refused), lane: lane(what) };
     }
-    Arrived { judged: Ok(deposit), lane: Lane::Accepted }
+    Arrived { judged: Ok(deposit.into()), lane: Lane::Accepted }
 }
 
 /// A deposit, and a number to draw more from.
@@ -611,7 +611,6 @@ fn deposit(bytes: &mut Bytes<'_>) -> (u8, Deposit) {
     let kind = MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()];
     let size_bytes = u64::from(more >> 5) * 512 + 512;
     let deposit = Deposit {
-        file: None,
         facts: Facts {
             owner_allocation_id: u64::from(more >> 4 & 1),
             ..Facts::new(kind, size_bytes)

@@ -1,7 +1,7 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part
 //! of what was asked.
 
-use crate::api::{Asker, Create, Deposit, Effect, GroupId, NewObject, StatusReply};
+use crate::api::{Asker, Create, Deposit, Effect, GroupId, Judged, NewObject, StatusReply};
 use crate::books::Client;
 use crate::books::objects::charges::{of_member, of_new};
 use crate::books::objects::groups::{Expect, Group, GroupState};
@@ -58,7 +58,7 @@ impl Core {
         let group = Group { replace, keep_us, pin, inherits, outlives, evictable, ..new };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
-        let stored = begun.and_then(|()| self.store_group(client, &deposit, step));
+        let stored = begun.and_then(|()| self.store_group(client, deposit, step));
         match stored {
             Ok(id) => {
                 self.books.objects.groups.set_memory(number, id.slot);
@@ -76,12 +76,11 @@ impl Core {
     fn store_group(
         &mut self,
         client: u32,
-        deposit: &Deposit,
+        Judged { claimed, file }: Judged,
         step: &mut Step,
     ) -> Result<AllocationId, Status> {
-        let Deposit { file, facts, driver_data, .. } = *deposit;
-        let deposit = Deposit { file, driver_data, ..facts.into() };
-        match self.deposit(client, &deposit, step)? {
+        let claimed = Deposit { driver_data: claimed.driver_data, ..claimed.facts.into() };
+        match self.deposit(client, &Judged { claimed, file }, step)? {
             Outcome::Kept(id) => Ok(id),
             Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
         }
