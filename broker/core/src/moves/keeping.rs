@@ -2,7 +2,7 @@
 //! at all. Must never evict a kept one, nor let one live without an owner for ever.
 
 use crate::api::{Effect, NONE};
-use crate::books::{Books, Charge, Fate, Orphan, State, Timer};
+use crate::books::{Allocation, Books, Charge, Client, Fate, Orphan, State, Timer};
 use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource};
 
@@ -34,16 +34,8 @@ impl Books {
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and
     /// its job is that of its owner still.
     pub(crate) fn orphan(&mut self, slot: u32, step: &mut Step) {
-        let allocation = &self.allocations[slot];
-        let (owner, size) = (allocation.owner, allocation.size_bytes);
-        let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
-        let claimed = if self.has_file(slot) { 0 } else { size };
-        for charge in Self::charges_of_kept(claimed) {
-            self.leave_to_domain(owner, charge);
-        }
-        self.move_pin(slot, NONE);
-        self.move_interest(slot, NONE);
-        self.allocations.take_from_owner(slot);
+        let Client { gid, job, .. } = self.clients[self.allocations[slot].owner];
+        self.leave_owner(slot);
         let until = step.now.after(self.config.keep_ttl_us);
         self.add_orphan(slot, Orphan { until, gid, job });
     }
@@ -67,13 +59,35 @@ impl Books {
         }
     }
 
-    /// What a kept allocation with its fd is charged with, beside its file.
-    pub(crate) fn charges_of_kept(claimed_bytes: u64) -> [Charge; 4] {
+    /// What is held lives on without its owner: its domain alone is charged for it from now on.
+    pub(crate) fn leave_owner(&mut self, slot: u32) {
+        let owner = self.allocations[slot].owner;
+        for charge in self.charges_of_held(slot) {
+            self.leave_to_domain(owner, charge);
+        }
+        self.move_pin(slot, NONE);
+        self.move_interest(slot, NONE);
+        self.allocations.take_from_owner(slot);
+    }
+
+    /// What has ended is its domain's alone, if it is an owner's.
+    pub(crate) fn leave_owner_ended(&mut self, slot: u32) {
+        let owner = self.allocations[slot].owner;
+        if owner != NONE {
+            self.allocations.take_from_owner(slot);
+            self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
+        }
+        self.drain_if_done(slot);
+    }
+
+    /// What an allocation with its fd is charged with, beside its file.
+    pub(crate) fn charges_of_held(&self, slot: u32) -> [Charge; 4] {
+        let Allocation { size_bytes, traits, .. } = self.allocations[slot];
         [
             Charge(Resource::HeldFds, 1),
-            Charge(Resource::HeldBytes, claimed_bytes),
+            Charge(Resource::HeldBytes, if self.has_file(slot) { 0 } else { size_bytes }),
             Charge(Resource::Allocations, 1),
-            Charge(Resource::KeptAllocations, 1),
+            Charge(Resource::KeptAllocations, traits.is_to_be_kept().into()),
         ]
     }
 

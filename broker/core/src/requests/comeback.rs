@@ -8,7 +8,7 @@ use crate::api::{
     Registered,
 };
 use crate::books::continuity::FormerOwner;
-use crate::books::{Allocation, Books, Charge, Fate, State, lease_charge};
+use crate::books::{Allocation, Charge, Fate, State, lease_charge};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::requests::register::NOTHING;
@@ -16,96 +16,47 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status}
 
 impl Core {
     pub(crate) fn redeposit(&mut self, by: Asker, items: &[Redeposit], step: &mut Step) {
-        let client = by.client;
         let begin = step.fx.registered.len();
         for (index, item) in (0..).zip(items) {
-            let done = if item.ended {
-                self.redeposit_ended(client.0, item, step)
-            } else {
-                self.redeposit_one(client.0, item, step).map(|id| (Status::OK, id))
-            };
-            let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
+            let (Ok(status) | Err(status)) = self.redeposit_one(by.client.0, item, step);
+            let id = item.id.unwrap_or(NOTHING);
             step.fx.registered.push(Registered { status, id, index });
         }
         self.books.counters.deposits += items.len() as u64;
         self.answer_registered(by, begin, step);
     }
 
+    /// What was drained before the crash is so still.
     fn redeposit_one(
         &mut self,
         client: u32,
         item: &Redeposit,
         step: &mut Step,
-    ) -> Result<AllocationId, Status> {
-        let id = item.id.map_err(Status::from)?;
+    ) -> Result<Status, Status> {
+        let (id, is_named_as_ended) = (item.id?, item.ended);
         let Some(allocation) = self.books.allocations.find(id) else {
-            return Err(self.books.end_of_former(id).into());
+            let drained = is_named_as_ended && self.books.was_drained(id);
+            return drained.then_some(Status::DRAINED).ok_or(self.books.end_of_former(id).into());
         };
-        let (state, owner) = (allocation.state, allocation.owner);
-        if let Some(code) = self.books.continuity.lost(id.slot) {
-            return Err(code.into());
-        }
-        match state {
-            State::Ended(code) => Err(code.into()),
-            _ if owner == NONE => self.take_back(client, id, &item.deposit, step),
-            _ if self.is_dying(owner) => Err(ErrorCode::Again.into()),
+        let (owner, ended) = (allocation.owner, allocation.ended());
+        let waits = owner == NONE && (ended.is_none() || self.books.continuity.has(id.slot));
+        let is_dying = owner != NONE && self.books.client(ClientId(owner)).is_none();
+        match ended {
+            // Its owner has just died: it is about to end, or to be without one.
+            None if is_dying => Err(ErrorCode::Again.into()),
+            _ if is_named_as_ended && !waits => Err(ErrorCode::Stale.into()),
+            Some(code) if !is_named_as_ended => Err(code.into()),
+            _ if waits => self.take_back(client, id, item, step).map(|()| Status::OK),
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
             _ if id.generation >= self.books.config.first_generation => {
                 Err(ErrorCode::Stale.into())
             }
             // Registered several times, it is named as many times.
-            _ if self.books.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
-            State::Held | State::Resident | State::Evicted | State::Recalling | State::Reserved => {
-                Err(ErrorCode::Protocol.into())
+            _ if self.books.allocations.register_again(id.slot, item.deposit.virtual_fd) => {
+                Ok(Status::OK)
             }
+            _ => Err(ErrorCode::Protocol.into()),
         }
-    }
-
-    /// An owner has ended one meanwhile, reserved or kept: it gets it back as an ended one, and
-    /// hears when it is drained. What was drained before the crash is so still.
-    fn redeposit_ended(
-        &mut self,
-        client: u32,
-        item: &Redeposit,
-        step: &mut Step,
-    ) -> Result<(Status, AllocationId), Status> {
-        let id = item.id.map_err(Status::from)?;
-        let Some(allocation) = self.books.allocations.find(id) else {
-            let drained = self.books.was_drained(id).then_some((Status::DRAINED, id));
-            return drained.ok_or_else(|| self.books.end_of_former(id).into());
-        };
-        let (slot, owner, deposit) = (id.slot, allocation.owner, &item.deposit);
-        let is_live = allocation.is_live();
-        // The size of what was held is known, and that of leases which were declared of an ended
-        // one before is no bytes: they were charged for so many.
-        let has_size = allocation.is_held() || !is_live && !allocation.leases.is_empty();
-        if is_live && self.is_dying(owner) {
-            return Err(ErrorCode::Again.into());
-        }
-        if owner != NONE || !is_live && !self.books.continuity.has(slot) {
-            return Err(ErrorCode::Stale.into());
-        }
-        if !self.may_own(client, slot) {
-            return Err(ErrorCode::NotPermitted.into());
-        }
-        if !deposit.has_sound_range() {
-            return Err(ErrorCode::Protocol.into());
-        }
-        let none = Charge(Resource::KeptAllocations, 0);
-        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
-        if !has_size {
-            self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
-        }
-        if is_live {
-            self.books.end(slot, ErrorCode::Stale, step);
-        }
-        self.books.allocations.give(slot, client, deposit);
-        self.books.continuity.leave(slot);
-        if self.books.lingers(slot) {
-            self.books.continuity.linger(slot);
-        }
-        self.books.drain_if_done(slot);
-        Ok((Status::OK, id))
     }
 
     /// An allocation without an owner gets one: of its domain, with its handle and token. The
@@ -114,17 +65,24 @@ impl Core {
         &mut self,
         client: u32,
         id: AllocationId,
-        deposit: &Deposit,
+        item: &Redeposit,
         step: &mut Step,
-    ) -> Result<AllocationId, Status> {
-        let slot = id.slot;
+    ) -> Result<(), Status> {
+        let (slot, deposit) = (id.slot, &item.deposit);
+        if let Some(code) = self.books.continuity.lost(slot).filter(|_| !item.ended) {
+            return Err(code.into());
+        }
         if !self.may_own(client, slot) {
             return Err(ErrorCode::NotPermitted.into());
         }
         let allocation = &self.books.allocations[slot];
-        let (is_held, size_bytes) = (allocation.is_held(), allocation.size_bytes);
-        if !deposit.has_sound_range() || is_held && deposit.facts.size_bytes != size_bytes {
+        let is_held = allocation.is_held();
+        let is_same = !is_held || item.ended || deposit.facts.size_bytes == allocation.size_bytes;
+        if !deposit.has_sound_range() || !is_same {
             return Err(ErrorCode::Protocol.into());
+        }
+        if item.ended {
+            return self.take_back_ended(client, slot, deposit, step);
         }
         // Without its fd it is gone; so is what stood at an address that holds something else now,
         // as it is when an address is used again in life.
@@ -146,7 +104,36 @@ impl Core {
         }
         self.books.continuity.leave(slot);
         step.fx.list.push(Effect::Publish { slot, generation: id.generation });
-        Ok(id)
+        Ok(())
+    }
+
+    /// Its owner has ended it meanwhile, reserved or kept, or before the crash: it gets it back as
+    /// an ended one, and hears when it is drained.
+    fn take_back_ended(
+        &mut self,
+        client: u32,
+        slot: u32,
+        deposit: &Deposit,
+        step: &mut Step,
+    ) -> Result<(), Status> {
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], false)?;
+        let allocation = &self.books.allocations[slot];
+        let (is_live, is_leased) = (allocation.is_live(), !allocation.leases.is_empty());
+        // The size of what was held is known, and that of leases which were declared of an ended
+        // one before is no bytes: they were charged for so many.
+        if !allocation.is_held() && (is_live || !is_leased) {
+            self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
+        }
+        if is_live {
+            self.books.end(slot, ErrorCode::Stale, step);
+        }
+        self.books.allocations.give(slot, client, deposit);
+        self.books.continuity.leave(slot);
+        if self.books.lingers(slot) {
+            self.books.continuity.linger(slot);
+        }
+        self.books.drain_if_done(slot);
+        Ok(())
     }
 
     /// A kept allocation is here, and may have been left long ago.
@@ -157,9 +144,7 @@ impl Core {
         deposit: &Deposit,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let claimed = if self.books.has_file(slot) { 0 } else { deposit.facts.size_bytes };
-        let none = Charge(Resource::KeptAllocations, 0);
-        self.take_over_charges(client, &Books::charges_of_kept(claimed), none)?;
+        self.take_over_charges(client, &self.books.charges_of_held(slot), false)?;
         self.books.move_pin(slot, client);
         self.books.remove_orphan(slot);
         self.books.move_interest(slot, client);
@@ -176,8 +161,7 @@ impl Core {
         deposit: &Deposit,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
-        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], deposit.keep)?;
         self.books.decide_all(slot, Fate::InTurn);
         let former = &self.books.allocations[slot];
         let (domain, open, leases) = (former.domain, former.open, former.leases);
@@ -187,11 +171,6 @@ impl Core {
         let allocation = Allocation { open, leases, ..allocation };
         self.books.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())
-    }
-
-    /// Whether an owner has just died: what it had is about to end, or to be without one.
-    fn is_dying(&mut self, owner: u32) -> bool {
-        owner != NONE && self.books.client(ClientId(owner)).is_none()
     }
 
     /// Whether a client may become the owner of an allocation that has none. Clients that have the
@@ -205,23 +184,24 @@ impl Core {
     }
 
     /// Moves charges of an allocation without an owner from its domain alone to a client, and makes
-    /// another one; all of them or none. Each is of another resource.
+    /// that of one that is to be kept from now on; all of them or none.
     fn take_over_charges(
         &mut self,
         client: u32,
         charges: &[Charge],
-        new: Charge,
+        keep: bool,
     ) -> Result<(), Status> {
         let scope = self.books.scope_of(client);
+        let kept = Charge(Resource::KeptAllocations, keep.into());
         let fits = |charge: &Charge| self.books.ledger.fits(scope, Some(Scope::Domain), *charge);
         let all_fit = charges.iter().try_for_each(fits);
-        if let Err(blocked) = all_fit.and_then(|()| self.books.ledger.fits(scope, None, new)) {
+        if let Err(blocked) = all_fit.and_then(|()| self.books.ledger.fits(scope, None, kept)) {
             return Err(self.books.refusal(client, blocked));
         }
-        charges
-            .iter()
-            .for_each(|charge| self.books.ledger.add_below(Scope::Domain, scope, *charge));
-        self.books.ledger.add(scope, new);
+        for charge in charges {
+            self.books.ledger.add_below(Scope::Domain, scope, *charge);
+        }
+        self.books.ledger.add(scope, kept);
         Ok(())
     }
 

@@ -48,7 +48,7 @@ impl Core {
             while left > 0
                 && let Some(slot) = self.books.allocations.any_of(number)
             {
-                self.disown(number, slot, step);
+                self.disown(slot, step);
                 left -= 1;
             }
             if left == 0 {
@@ -61,18 +61,14 @@ impl Core {
 
     /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on
     /// without it.
-    fn disown(&mut self, owner: u32, slot: u32, step: &mut Step) {
+    fn disown(&mut self, slot: u32, step: &mut Step) {
         if self.books.allocations[slot].outlives_owner() {
             return self.books.orphan(slot, step);
         }
         if self.books.allocations[slot].is_live() {
             self.books.end(slot, ErrorCode::OwnerGone, step);
         }
-        self.books.allocations.take_from_owner(slot);
-        self.books.leave_to_domain(owner, Charge(Resource::Allocations, 1));
-        if self.books.allocations[slot].leases.is_empty() {
-            self.books.free_allocation(slot);
-        }
+        self.books.leave_owner_ended(slot);
     }
 
     /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from

@@ -7,11 +7,11 @@ use crate::books::objects::charges::{of_kept, of_member};
 use crate::books::objects::get::Standing;
 use crate::books::objects::groups::{Group, GroupLinks, GroupState};
 use crate::books::objects::names::{Name, Place};
-use crate::books::{Allocation, Books, Charge, Timer, Wish};
+use crate::books::{Books, Timer, Wish};
 use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN};
 use crate::moves::Step;
+use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::ObjectEvent;
-use fdbroker_protocol::{ErrorCode, Resource};
 
 impl Books {
     /// Takes an object off the names; it is charged still. Its name.
@@ -80,17 +80,7 @@ impl Books {
     /// A sealed group outlives its creator from now on: its domain alone is charged for its fd and
     /// memory, as for a kept allocation whose owner is gone.
     pub(crate) fn keep_group(&mut self, number: u32) {
-        let slot = self.objects.groups[number].allocation;
-        let Allocation { owner, size_bytes, .. } = self.allocations[slot];
-        let claimed = if self.has_file(slot) { 0 } else { size_bytes };
-        let charges = [
-            Charge(Resource::HeldFds, 1),
-            Charge(Resource::HeldBytes, claimed),
-            Charge(Resource::Allocations, 1),
-        ];
-        charges.into_iter().for_each(|charge| self.leave_to_domain(owner, charge));
-        self.move_pin(slot, NONE);
-        self.allocations.take_from_owner(slot);
+        self.leave_owner(self.objects.groups[number].allocation);
         self.objects.groups[number].is_kept = true;
         self.tell_kept(KeptChange::Began(self.objects.groups.id_of(number)));
         self.time_group(number);
@@ -176,13 +166,8 @@ impl Books {
 
     /// Ends the memory of a group for everybody. Its creator made it for the group: it is not told.
     pub(crate) fn end_memory(&mut self, slot: u32, step: &mut Step) {
-        let owner = self.allocations[slot].owner;
         self.end(slot, ErrorCode::Stale, step);
-        if owner != NONE {
-            self.allocations.take_from_owner(slot);
-            self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
-        }
-        self.drain_if_done(slot);
+        self.leave_owner_ended(slot);
     }
 
     /// A parked get stands at these of its names from now on.
