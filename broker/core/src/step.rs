@@ -6,6 +6,7 @@ use crate::books::allowances::Allowances;
 use crate::books::{Books, Wish};
 use crate::core::Core;
 use crate::moves::Step;
+use crate::requests::turn::Attempt;
 use crate::work;
 use fdbroker_protocol::ErrorCode;
 
@@ -25,7 +26,7 @@ impl Core {
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         work::begin();
         let step = &mut Step::new(now, effects);
-        self.expire(now, step);
+        self.expire(step);
         self.end_lost(step);
         self.after(step);
         work::end(0);
@@ -41,7 +42,8 @@ impl Core {
             Input::Gone { client } => self.gone(client, step),
             Input::Sendable { client, sendable } => self.sendable(client, sendable, step),
             Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(Asker { client, request }, grants, deadline, seq, step);
+                let attempt = Attempt::new(Asker { client, request }, seq, deadline);
+                self.unsent(attempt, grants, step);
             }
             Input::MostGranted { fds } => self.books.most_granted = fds.max(1),
             Input::Closed { ticket } => self.closed(ticket),
@@ -121,7 +123,6 @@ impl Core {
 
     /// What every step and poll ends with, each a bounded number of records.
     fn after(&mut self, step: &mut Step) {
-        let now = step.now;
         // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(step);
         // Ended groups of objects go, and requests for names that were sealed become ready to be
@@ -131,11 +132,11 @@ impl Core {
         self.sweep_silent();
         // Ready requests go before those that wait for room: their fds are here, and pinned until
         // they are served.
-        self.serve_ready(now, step);
+        self.serve_ready(step);
         // Caps that have changed: what is above a lowered one goes, and whoever waits below a
         // raised one may go on.
         self.drain(step);
-        self.serve_waiting(now, step);
+        self.serve_waiting(step);
         // Nobody waits for what follows: holders are told, an emptied broker is seen to, and
         // clients are asked for leases, once it is known who waits still.
         self.sweep_ended(step);

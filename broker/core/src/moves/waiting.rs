@@ -1,7 +1,7 @@
 //! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a
 //! request that does not wait for it.
 
-use crate::api::{ClientId, Item, NONE, Now, Wanted};
+use crate::api::{ClientId, Item, NONE, Wanted};
 use crate::books::objects::get::Standing;
 use crate::books::{
     Books, Fate, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
@@ -19,7 +19,7 @@ impl Books {
         self.counters.requests_parked += 1;
         self.charge_uncapped(client, PARKED);
         self.enter_rooms(seq);
-        self.place_items(step.now, seq, step);
+        self.place_items(seq, step);
         self.listen(seq, step);
     }
 
@@ -68,7 +68,7 @@ impl Books {
 
     /// Puts every item of a parked request into the queue that it belongs in now. Those that stay
     /// keep their places.
-    pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step) {
+    pub(crate) fn place_items(&mut self, seq: u64, step: &mut Step) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
         let (client, wait) = (parked.by.client, parked.wait);
         let Wish::Acquire(wanted) = parked.wish.clone() else { return };
@@ -81,8 +81,7 @@ impl Books {
             let to_be = self.fate_to_be(client, *item, is, wait != Wait::Reader);
             if is != to_be {
                 // Entered first: an fd that is kept back stays kept back.
-                let entered =
-                    to_be.map_or(NONE, |fate| self.enter_queue(now, seq, client, fate, step));
+                let entered = to_be.map_or(NONE, |fate| self.enter_queue(seq, client, fate, step));
                 self.leave_queue(std::mem::replace(node, entered));
             }
         }
@@ -125,18 +124,11 @@ impl Books {
         allocation.state == State::Held && allocation.recall != NONE
     }
 
-    fn enter_queue(
-        &mut self,
-        now: Now,
-        seq: u64,
-        client: ClientId,
-        fate: Fate,
-        step: &mut Step,
-    ) -> u32 {
+    fn enter_queue(&mut self, seq: u64, client: ClientId, fate: Fate, step: &mut Step) -> u32 {
         let queue = self.queue_of(fate, step);
         let node = self.waiting.push(queue, seq);
         if let Fate::Recalled(slot) = fate {
-            self.join_recall(now, slot, node, client);
+            self.join_recall(slot, node, client, step);
         }
         node
     }
@@ -271,7 +263,7 @@ impl Books {
     }
 
     /// An item waits for a recall under way.
-    fn join_recall(&mut self, now: Now, slot: u32, node: u32, client: ClientId) {
+    fn join_recall(&mut self, slot: u32, node: u32, client: ClientId, step: &mut Step) {
         let number = self.allocations[slot].recall;
         if self.allocations[slot].state != State::Recalling {
             return;
@@ -284,7 +276,7 @@ impl Books {
         }
         if self.recalls[number].deadline.is_none() {
             // The owner missed this one, but has answered others since: it is given the time again.
-            self.recall_again(now, slot);
+            self.recall_again(step.now, slot);
         }
     }
 

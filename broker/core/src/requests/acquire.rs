@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::api::{Asker, ClientId, Effect, Granted, Item, LeaseId, Now, Wanted};
-use crate::books::{Blocked, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish};
+use crate::books::{Blocked, Charge, FOR_HELD, FOR_LEASE, Wait, Wish};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::moves::Step;
@@ -13,21 +13,19 @@ use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn acquire(&mut self, by: Asker, wanted: &[Wanted], deadline: Now, step: &mut Step) {
-        let (client, seq) = (by.client, self.books.arrival());
-        let (turn, first) = (Turn::Last, true);
-        let attempt = Attempt { by, seq, deadline, wanted, turn, first };
+        let client = by.client;
+        let attempt = Attempt::new(by, self.books.arrival(), deadline);
         let wait = if self.books.client_mut(client.0).sendable {
-            self.try_acquire(attempt, step)
+            self.try_acquire(attempt, wanted, step)
         } else {
             Some(Wait::Reader)
         };
         let Some(wait) = wait else { return };
         if deadline <= step.now {
-            self.answer_waiting(by, seq, deadline, wanted, wait, step);
+            self.answer_waiting(attempt, wanted, wait, step);
             return self.books.give_promises_back(client, wanted);
         }
-        let parked = Parked::new(by, deadline, Wish::Acquire(wanted.into()), wait);
-        if let Err(status) = self.park(seq, parked, step) {
+        if let Err(status) = self.park(attempt, Wish::Acquire(wanted.into()), wait, step) {
             self.books.refuse(by, status, step);
             self.books.give_promises_back(client, wanted);
         }
@@ -35,8 +33,13 @@ impl Core {
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
-    pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, step: &mut Step) -> Option<Wait> {
-        let Attempt { by: Asker { client, request }, wanted, turn, .. } = attempt;
+    pub(crate) fn try_acquire(
+        &mut self,
+        attempt: Attempt,
+        wanted: &[Wanted],
+        step: &mut Step,
+    ) -> Option<Wait> {
+        let Attempt { by: Asker { client, request }, seq, deadline, turn, .. } = attempt;
         let begin = step.fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of, mut fds) = (false, 0, 0);
@@ -82,7 +85,7 @@ impl Core {
         if !any && !wanted.is_empty() {
             step.fx.granted.truncate(begin);
             self.books.set_aside(wanted, step);
-            let wait = self.wait_for(attempt, blocked, step);
+            let wait = self.wait_for(attempt, wanted, blocked, step);
             self.books.put_back(step);
             return Some(wait);
         }
@@ -98,7 +101,6 @@ impl Core {
             }
             _ => {}
         }
-        let Attempt { deadline, seq, .. } = attempt;
         let range = begin..step.fx.granted.len();
         step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
         None
@@ -130,11 +132,11 @@ impl Core {
     /// None of the items can be answered: starts recalls, or makes room, and says what to wait for.
     fn wait_for(
         &mut self,
-        attempt: Attempt<'_>,
+        Attempt { by: Asker { client, .. }, turn, first, .. }: Attempt,
+        wanted: &[Wanted],
         blocked: Option<Blocked>,
         step: &mut Step,
     ) -> Wait {
-        let Attempt { by: Asker { client, .. }, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
@@ -234,9 +236,7 @@ impl Core {
     /// Answers every item of a request that waits no longer.
     pub(crate) fn answer_waiting(
         &mut self,
-        Asker { client, request }: Asker,
-        seq: u64,
-        deadline: Now,
+        Attempt { by: Asker { client, request }, seq, deadline, .. }: Attempt,
         wanted: &[Wanted],
         wait: Wait,
         step: &mut Step,
@@ -256,15 +256,8 @@ impl Core {
     }
 
     /// A grant could not be sent: undoes its leases and puts the request back where it was.
-    pub(crate) fn unsent(
-        &mut self,
-        by: Asker,
-        grants: &[Granted],
-        deadline: Now,
-        seq: u64,
-        step: &mut Step,
-    ) {
-        let client = by.client;
+    pub(crate) fn unsent(&mut self, attempt: Attempt, grants: &[Granted], step: &mut Step) {
+        let client = attempt.by.client;
         if self.books.client(client).is_none() {
             return;
         }
@@ -276,9 +269,9 @@ impl Core {
         }
         let wanted: Arc<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
         let wish = Wish::Acquire(Arc::clone(&wanted));
-        if self.park(seq, Parked::new(by, deadline, wish, Wait::Reader), step).is_err() {
+        if self.park(attempt, wish, Wait::Reader, step).is_err() {
             // Nowhere to wait: it asks again.
-            self.answer_waiting(by, seq, deadline, &wanted, Wait::Reader, step);
+            self.answer_waiting(attempt, &wanted, Wait::Reader, step);
         }
     }
 }

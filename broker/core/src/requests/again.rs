@@ -1,7 +1,7 @@
 //! Parked requests are looked at again, until they are served or given up. Must never serve a later
 //! request of a domain with what an earlier one of it waits for.
 
-use crate::api::{Asker, ClientId, Effect, Granted, Item, NONE, Now};
+use crate::api::{Asker, ClientId, Effect, Granted, Item, NONE};
 use crate::books::rooms::Number;
 use crate::books::{Fate, Parked, Wait, Wish};
 use crate::core::Core;
@@ -9,7 +9,6 @@ use crate::limits::{
     LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
 };
 use crate::moves::Step;
-use crate::requests::objects::getting::Asked;
 use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::ErrorCode;
 
@@ -55,7 +54,7 @@ impl Core {
 
     /// Looks at ready requests, a few a step, the domains in turn. A later one passes by those that
     /// wait for caps which it does not need itself.
-    pub(crate) fn serve_waiting(&mut self, now: Now, step: &mut Step) {
+    pub(crate) fn serve_waiting(&mut self, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             self.wake_all();
@@ -64,16 +63,16 @@ impl Core {
             }
             let Some(seq) = self.books.rooms.next() else { return };
             items += self.books.parked[&seq].wish.items();
-            self.look(now, seq, step);
+            self.look(seq, step);
         }
         self.wake_all();
     }
 
-    fn look(&mut self, now: Now, seq: u64, step: &mut Step) {
+    fn look(&mut self, seq: u64, step: &mut Step) {
         let (place, number) = self.books.place(seq);
         self.books.rooms.unready(place, number);
         let taken = self.books.taken();
-        let wait = self.retry(now, seq, Turn::InLine(seq), step);
+        let wait = self.retry(seq, Turn::InLine(seq), step);
         if let Some(Wait::Room(account)) = wait {
             if self.books.is_behind(seq, account) {
                 self.books.wake(account)
@@ -114,7 +113,7 @@ impl Core {
 
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for;
     /// `None` when it has been answered.
-    fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step) -> Option<Wait> {
+    fn retry(&mut self, seq: u64, turn: Turn, step: &mut Step) -> Option<Wait> {
         if self.books.is_answer_certain(seq) {
             self.answer_ended_item(seq, step);
             return None;
@@ -122,17 +121,19 @@ impl Core {
         let parked = self.books.parked.get(&seq)?;
         let (by, deadline, supplied) = (parked.by, parked.deadline, parked.supplied);
         step.also_blocked.clear();
-        let first = false;
+        let attempt = Attempt { turn, first: false, ..Attempt::new(by, seq, deadline) };
         let wait = match parked.wish.clone() {
             Wish::Credits(wanted) => self.try_credits(by, wanted, turn, step),
             Wish::Hello(own) => self.retry_hello(by, own, turn, step),
             Wish::Acquire(wanted) if self.books.clients[by.client.0].sendable => {
-                let attempt = Attempt { by, seq, deadline, wanted: &wanted, turn, first };
-                self.try_acquire(attempt, step)
+                self.try_acquire(attempt, &wanted, step)
             }
             Wish::Get(get, _) => {
-                let asked = Asked { by, scope: get.scope, turn, first };
-                self.retry_get(seq, asked, &get, step)
+                let looked = self.look_at_get(attempt, get.scope, &get.names, step);
+                looked.map(|(wait, at)| {
+                    self.books.stand_at(seq, at);
+                    wait
+                })
             }
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
@@ -142,7 +143,7 @@ impl Core {
             return None;
         };
         self.books.wait_anew(seq, wait, supplied);
-        self.books.place_items(now, seq, step);
+        self.books.place_items(seq, step);
         self.books.listen(seq, step);
         Some(wait)
     }
@@ -199,6 +200,7 @@ impl Core {
         }
         let Some(parked) = self.books.unpark(seq, step) else { return };
         let Parked { by, deadline, wish, wait, .. } = parked;
+        let attempt = Attempt { first: false, ..Attempt::new(by, seq, deadline) };
         match wish {
             Wish::Acquire(wanted) => {
                 // What stood in the way when it was last looked at may have gone since.
@@ -208,7 +210,7 @@ impl Core {
                     }
                     Wait::Recall | Wait::Space(_) | Wait::Reader => wait,
                 };
-                self.answer_waiting(by, seq, deadline, &wanted, wait, step);
+                self.answer_waiting(attempt, &wanted, wait, step);
             }
             Wish::Credits(wanted) => {
                 // The room may have come in this very moment.
@@ -219,13 +221,13 @@ impl Core {
                 self.books.refuse(by, status, step);
             }
             Wish::Hello(own) => self.hello_too_late(by, own, step),
-            Wish::Get(get, _) => self.get_too_late(by, &get, step),
+            Wish::Get(get, _) => self.get_too_late(attempt, &get, step),
         }
     }
 
     /// Serves requests of ready queues, a few a step; each time those of another domain's
     /// allocations.
-    pub(crate) fn serve_ready(&mut self, now: Now, step: &mut Step) {
+    pub(crate) fn serve_ready(&mut self, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             let Some(queue) = self.books.waiting.next_ready() else { return };
@@ -243,11 +245,11 @@ impl Core {
                 Fate::Answer(..) => self.answer_ended_item(seq, step),
                 _ if self.books.has_ended_item(seq) => self.answer_ended_item(seq, step),
                 Fate::InTurn => {
-                    self.books.place_items(now, seq, step);
+                    self.books.place_items(seq, step);
                     self.books.look_soon(seq);
                 }
                 Fate::Recalled(_) | Fate::Pinned(_) | Fate::Interested(_) | Fate::First => {
-                    _ = self.retry(now, seq, Turn::First, step)
+                    _ = self.retry(seq, Turn::First, step)
                 }
             }
             let stays = self.books.waiting.fate_of(queue) == Some(fate)

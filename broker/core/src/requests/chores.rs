@@ -2,7 +2,7 @@
 //! that is emptied. Must never take from a client by force: what can be had again is evicted, the
 //! rest is asked for.
 
-use crate::api::{ClientId, Now};
+use crate::api::ClientId;
 use crate::books::{Blocked, Chore, Grace, ScopeId, Timer};
 use crate::core::Core;
 use crate::limits::{
@@ -208,12 +208,12 @@ impl Core {
     }
 
     /// Does what is due.
-    pub(crate) fn expire(&mut self, now: Now, step: &mut Step) {
+    pub(crate) fn expire(&mut self, step: &mut Step) {
         for _ in 0..TIMERS_PER_STEP {
             if step.fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
-            let Some(timer) = self.books.timers.pop_due(now) else { return };
+            let Some(timer) = self.books.timers.pop_due(step.now) else { return };
             match timer {
                 Timer::Recall(slot, generation) => self.books.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, step),

@@ -3,11 +3,11 @@
 //! client has waited for.
 
 use crate::api::{Asker, ClientId, Now};
-use crate::books::{FOR_CREDIT, Parked, Wait, Wish};
+use crate::books::{FOR_CREDIT, Wait, Wish};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::moves::charging::places;
-use crate::requests::turn::Turn;
+use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
@@ -100,8 +100,8 @@ impl Core {
         let status = if deadline <= step.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
         } else {
-            let (seq, wish) = (self.books.arrival(), Wish::Credits(wanted));
-            match self.park(seq, Parked::new(by, deadline, wish, wait), step) {
+            let attempt = Attempt::new(by, self.books.arrival(), deadline);
+            match self.park(attempt, Wish::Credits(wanted), wait, step) {
                 Ok(()) => return,
                 Err(status) => status,
             }

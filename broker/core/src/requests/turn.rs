@@ -1,8 +1,8 @@
 //! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its
 //! domain waits for.
 
-use crate::api::{Asker, Now, Wanted};
-use crate::books::{Blocked, Books, Parked, Wait, items_of};
+use crate::api::{Asker, Now};
+use crate::books::{Blocked, Books, Parked, Wait, Wish, items_of};
 use crate::core::Core;
 use crate::moves::Step;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -20,19 +20,24 @@ pub(crate) enum Turn {
 
 /// A request being looked at.
 #[derive(Clone, Copy)]
-pub(crate) struct Attempt<'a> {
+pub(crate) struct Attempt {
     /// Whose it is.
     pub by: Asker,
     /// Arrival number.
     pub seq: u64,
     /// When it is answered in any case.
     pub deadline: Now,
-    /// What it asks for, in the order of the answer.
-    pub wanted: &'a [Wanted],
     /// Whom it stands behind.
     pub turn: Turn,
     /// How often it has been looked at: the first time it starts the evictions it is short of.
     pub first: bool,
+}
+
+impl Attempt {
+    /// One that has just come.
+    pub(crate) fn new(by: Asker, seq: u64, deadline: Now) -> Self {
+        Attempt { by, seq, deadline, turn: Turn::Last, first: true }
+    }
 }
 
 impl Core {
@@ -46,12 +51,17 @@ impl Core {
     }
 
     /// Has a request wait; or says why its client may not have another one.
-    pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step) -> Result<(), Status> {
-        let (client, wait) = (parked.by.client.0, parked.wait);
-        self.may_wait(client)?;
-        let charged = self.books.charge(client, items_of(&parked.wish));
+    pub(crate) fn park(
+        &mut self,
+        Attempt { by, seq, deadline, .. }: Attempt,
+        wish: Wish,
+        wait: Wait,
+        step: &mut Step,
+    ) -> Result<(), Status> {
+        self.may_wait(by.client.0)?;
+        let charged = self.books.charge(by.client.0, items_of(&wish));
         charged.map_err(|blocked| self.books.no_quota(blocked))?;
-        self.books.park(seq, parked, step);
+        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
         if wait == Wait::Reader && self.books.has_ended_item(seq) {
             // Without an fd the answer needs no reader, and nothing else would bring it.
             self.answer_ended_item(seq, step);

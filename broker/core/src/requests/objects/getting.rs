@@ -7,48 +7,15 @@ use std::sync::Arc;
 use crate::api::{Asker, Effect, GotObject, Now};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
-use crate::books::{Blocked, Charge, FOR_LEASE, Parked, Wait, Wish};
+use crate::books::{Charge, FOR_LEASE, Wait, Wish};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::moves::Step;
-use crate::requests::turn::Turn;
+use crate::requests::turn::Attempt;
 use fdbroker_protocol::limits::MAX_OBJECT_MESSAGE_BYTES;
 use fdbroker_protocol::named::got_bytes;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 use rustc_hash::FxHashMap;
-
-/// A get that is looked at.
-#[derive(Clone, Copy)]
-pub(crate) struct Asked {
-    /// Whose it is.
-    pub by: Asker,
-    /// Whose names.
-    pub scope: NameScope,
-    /// Whom it stands behind.
-    pub turn: Turn,
-    /// It has not been looked at before.
-    pub first: bool,
-}
-
-/// What is in the way of a get.
-enum Lack {
-    /// The name of this index is missing.
-    Missing(usize),
-    /// All names are there.
-    Waits(Wait),
-}
-
-impl Lack {
-    /// What a parked get waits for, and where it stands: at the name that it misses, or where it
-    /// may come to need fewer leases.
-    fn wait(&self) -> (Wait, Standing) {
-        match *self {
-            Lack::Missing(index) => (Wait::Recall, Standing::At(index)),
-            Lack::Waits(wait @ Wait::Space(_)) => (wait, Standing::Everywhere),
-            Lack::Waits(wait) => (wait, Standing::Nowhere),
-        }
-    }
-}
 
 impl Core {
     pub(crate) fn get_objects(
@@ -63,39 +30,31 @@ impl Core {
             Ok(scope) => scope,
             Err(status) => return step.fail(by, status),
         };
-        let seq = self.books.arrival();
-        let asked = Asked { by, scope, turn: Turn::Last, first: true };
-        let Some(lack) = self.look_at_get(asked, names.iter().copied(), step) else { return };
+        let attempt = Attempt::new(by, self.books.arrival(), deadline);
+        let Some((wait, at)) = self.look_at_get(attempt, scope, names, step) else { return };
         if deadline <= step.now {
-            let status = match lack {
-                Lack::Missing(index) => self.missing(scope, names[index], index),
-                Lack::Waits(wait) => self.why_not(by.client.0, wait),
+            let status = match at {
+                Standing::At(index) => self.missing(scope, names[index], index),
+                Standing::Nowhere | Standing::Everywhere => self.why_not(by.client.0, wait),
             };
             return step.fail(by, status);
         }
         let get = Get { scope, names: names.iter().map(|name| Name::from(*name)).collect() };
-        self.park_get(seq, (by, deadline), get, &lack, step);
+        self.park_get(attempt, get, (wait, at), step);
     }
 
-    fn park_get(
-        &mut self,
-        seq: u64,
-        (by, deadline): (Asker, Now),
-        get: Get,
-        lack: &Lack,
-        step: &mut Step,
-    ) {
-        let (client, charge) = (by.client.0, get.charge());
+    fn park_get(&mut self, attempt: Attempt, get: Get, to: (Wait, Standing), step: &mut Step) {
+        let (by, charge, (wait, at)) = (attempt.by, get.charge(), to);
+        let client = by.client.0;
         if let Err(status) = self.may_wait(client) {
             return self.books.refuse(by, status, step);
         }
         if let Err(status) = self.books.charge_objects(client, &[charge]) {
             return step.fail(by, status);
         }
-        let (wait, at) = lack.wait();
         let wish = Wish::Get(Arc::new(get), Standing::Nowhere);
-        match self.park(seq, Parked::new(by, deadline, wish, wait), step) {
-            Ok(()) => self.books.stand_at(seq, at),
+        match self.park(attempt, wish, wait, step) {
+            Ok(()) => self.books.stand_at(attempt.seq, at),
             Err(status) => {
                 self.books.release_objects(self.books.clients[client].domain, &[charge]);
                 self.books.refuse(by, status, step);
@@ -103,33 +62,19 @@ impl Core {
         }
     }
 
-    /// A parked get is looked at again. `None`: it has been answered.
-    pub(crate) fn retry_get(
-        &mut self,
-        seq: u64,
-        asked: Asked,
-        get: &Get,
-        step: &mut Step,
-    ) -> Option<Wait> {
-        let lack = self.look_at_get(asked, get.names.iter().map(|name| &**name), step)?;
-        let (wait, at) = lack.wait();
-        self.books.stand_at(seq, at);
-        Some(wait)
-    }
-
     /// The deadline of a get has passed that was parked.
-    pub(crate) fn get_too_late(&mut self, by: Asker, get: &Get, step: &mut Step) {
-        let asked = Asked { by, scope: get.scope, turn: Turn::Last, first: false };
+    pub(crate) fn get_too_late(&mut self, attempt: Attempt, get: &Get, step: &mut Step) {
         // What it waited for may have come in this very moment.
-        let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
-            None => return,
-            Some(Lack::Missing(index)) => {
+        let looked = self.look_at_get(attempt, get.scope, &get.names, step);
+        let Some((wait, at)) = looked else { return };
+        let status = match at {
+            Standing::At(index) => {
                 let missing = self.missing(get.scope, &get.names[index], index);
                 Status { code: Status::error(ErrorCode::TimedOut).code, ..missing }
             }
-            Some(Lack::Waits(wait)) => self.why_not(by.client.0, wait),
+            Standing::Nowhere | Standing::Everywhere => self.why_not(attempt.by.client.0, wait),
         };
-        step.fail(by, status);
+        step.fail(attempt.by, status);
     }
 
     /// NOT_FOUND, or NOT_SEALED with the pid of the maker.
@@ -153,49 +98,48 @@ impl Core {
         }
     }
 
-    /// Answers a get if all can be had; else says what is in the way.
-    fn look_at_get<'n>(
+    /// Answers a get if all can be had; else says what it waits for, and where it stands: at the
+    /// name that it misses, or where it may come to need fewer leases.
+    pub(crate) fn look_at_get(
         &mut self,
-        asked: Asked,
-        names: impl Iterator<Item = &'n [u8]>,
+        attempt: Attempt,
+        scope: NameScope,
+        names: &[impl AsRef<[u8]>],
         step: &mut Step,
-    ) -> Option<Lack> {
+    ) -> Option<(Wait, Standing)> {
+        let Attempt { by, turn, first, .. } = attempt;
         let mut found = Vec::new();
-        for (index, name) in names.enumerate() {
-            match self.books.sealed(asked.scope, name) {
+        for (index, name) in names.iter().enumerate() {
+            match self.books.sealed(scope, name.as_ref()) {
                 Some((place, _)) => found.push(place),
-                None => return Some(Lack::Missing(index)),
+                None => return Some((Wait::Recall, Standing::At(index))),
             }
         }
-        if !self.books.client_mut(asked.by.client.0).sendable {
-            return Some(Lack::Waits(Wait::Reader));
+        if !self.books.client_mut(by.client.0).sendable {
+            return Some((Wait::Reader, Standing::Nowhere));
         }
         let (groups, grants) = groups_of(&found);
         if let Some(status) = self.too_long(&groups, found.len()) {
-            step.fail(asked.by, status);
+            step.fail(by, status);
             return None;
         }
-        if let Err(blocked) = self.charge_leases(asked, groups.len()) {
-            if asked.first || self.books.may_make_room(blocked) {
+        let charge = Charge(Resource::OpenLeases, groups.len() as u64);
+        let charged = match self.ahead(turn, by.client.0, FOR_LEASE) {
+            Some(ahead) => Err(ahead),
+            None => self.books.charge_share(by.client.0, charge),
+        };
+        if let Err(blocked) = charged {
+            if first || self.books.may_make_room(blocked) {
                 self.books.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), step);
             }
             // More than one at a time would hold up others that could be served.
-            return Some(Lack::Waits(match groups.len() {
-                1 => Wait::Room(blocked),
-                _ => Wait::Space(blocked),
-            }));
+            return Some(match groups.len() {
+                1 => (Wait::Room(blocked), Standing::Nowhere),
+                _ => (Wait::Space(blocked), Standing::Everywhere),
+            });
         }
-        self.grant_objects(asked, &found, (&groups, &grants), step);
+        self.grant_objects(by, &found, (&groups, &grants), step);
         None
-    }
-
-    /// Charges a client for so many leases, behind those that stand before it.
-    fn charge_leases(&mut self, asked: Asked, count: usize) -> Result<(), Blocked> {
-        let client = asked.by.client.0;
-        match self.ahead(asked.turn, client, FOR_LEASE) {
-            Some(ahead) => Err(ahead),
-            None => self.books.charge_share(client, Charge(Resource::OpenLeases, count as u64)),
-        }
     }
 
     /// Why so many names in these groups are more than one answer can have.
@@ -213,12 +157,11 @@ impl Core {
 
     fn grant_objects(
         &mut self,
-        asked: Asked,
+        Asker { client, request }: Asker,
         found: &[Place],
         (groups, grants): (&[u32], &[u16]),
         step: &mut Step,
     ) {
-        let Asker { client, request } = asked.by;
         let (first_object, first_grant) = (step.fx.objects.len(), step.fx.granted.len());
         for number in groups {
             let slot = self.books.objects.groups[*number].allocation;
