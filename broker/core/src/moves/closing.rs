@@ -1,35 +1,28 @@
 //! Fds on their way through the closers. Must never give their places away before they are closed.
 
-use crate::api::{Arrived, ClientId, Effect, Lane, NONE, Ticket};
-use crate::books::{Books, Client, Closing, REFUSED_FD, ScopeId};
+use crate::api::{Arrived, ClientId, Effect, Lane, Ticket};
+use crate::books::clients::Domain;
+use crate::books::{Books, Closing, REFUSED_FD};
 use crate::moves::Step;
 
 impl Books {
-    /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
-    /// [`Core::closed`].
-    pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {
-        let Client { domain, scope, serial, .. } = self.clients[client];
-        self.ticket(domain, scope, (client, serial), lane == Lane::Refused)
-    }
-
-    /// The same for an fd that its domain alone is charged for.
-    pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
-        self.ticket(domain, self.clients.scope_of_domain(domain), (NONE, 0), false)
-    }
-
-    fn ticket(&mut self, number: u32, payer: ScopeId, client: (u32, u64), refused: bool) -> Ticket {
-        let domain = self.clients.domain(number);
+    /// The place of an fd of `owner`, or of its domain alone ([`crate::api::NONE`]), becomes that of
+    /// one in the closers; the charge stays until [`Core::closed`].
+    pub(crate) fn closing(&mut self, owner: u32, domain: u32, lane: Lane) -> Ticket {
+        let Domain { scope, slow, .. } = *self.clients.domain(domain);
+        let refused = lane == Lane::Refused;
         if refused {
-            self.ledger.add(domain.scope, REFUSED_FD)
+            self.ledger.add(scope, REFUSED_FD)
         } else {
-            self.ledger.add_coming(payer, domain.slow, 1)
+            self.ledger.add_coming(self.payer(owner, domain), slow, 1)
         }
-        self.closings.begin(Closing { domain: number, client: Some(client), refused })
+        let serial = self.clients.find(owner).map_or(0, |owner| owner.serial);
+        self.closings.begin(Closing { domain, client: Some((owner, serial)), refused })
     }
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
     pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, step: &mut Step) {
-        let ticket = self.closing(client, lane);
+        let ticket = self.closing(client, self.clients[client].domain, lane);
         step.fx.list.push(Effect::CloseArrived { index, ticket, lane });
         if lane == Lane::Refused {
             self.end_if_refused_pile_up(ClientId(client), step);

@@ -86,8 +86,7 @@ impl Books {
             let slot = self.oldest(scope)?;
             if may_spare && self.allocations.is_last_of_cuda(slot) {
                 may_spare = false;
-                self.allocations.renew(slot);
-                self.reindex(self.allocations[slot].owner);
+                self.renew(slot);
                 continue;
             }
             let Some(last) = self.allocations.last_use_in_order(slot) else { return Some(slot) };
@@ -162,13 +161,9 @@ impl Books {
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is
     /// closed.
     pub(crate) fn close_held(&mut self, slot: u32, step: &mut Step) {
-        let allocation = &self.allocations[slot];
-        let (owner, domain) = (allocation.owner, allocation.domain);
+        let Allocation { owner, domain, .. } = self.allocations[slot];
         self.let_go(slot);
-        let ticket = match owner {
-            NONE => self.closing_of_domain(domain),
-            owner => self.closing(owner, Lane::Accepted),
-        };
+        let ticket = self.closing(owner, domain, Lane::Accepted);
         let uid = self.clients.domain_key(domain).uid;
         step.fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }

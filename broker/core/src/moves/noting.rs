@@ -30,23 +30,23 @@ impl Books {
 
     /// A request or deposit of the client is refused: a cap is full, or the broker is being
     /// drained.
-    pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
+    /// Gives what it is told.
+    pub(crate) fn refused(&mut self, client: u32, status: Status) -> Status {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);
+        self.as_told(client, status)
     }
 
     /// A cap is in the way of a request or deposit of the client: that is counted, and said like
     /// this.
     pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
-        let status = self.no_quota(blocked);
-        self.count_refusal(client, status);
-        self.as_told(client, status)
+        self.refused(client, self.no_quota(blocked))
     }
 
     /// A request of the client is refused.
     pub(crate) fn refuse(&mut self, by: Asker, status: Status, step: &mut Step) {
-        self.count_refusal(by.client.0, status);
-        step.fail(by, self.as_told(by.client.0, status));
+        let status = self.refused(by.client.0, status);
+        step.fail(by, status);
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32, status: Status) {

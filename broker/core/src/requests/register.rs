@@ -12,13 +12,9 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
 /// The id of no allocation.
 pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
 
-/// What becomes of a deposit.
-pub(crate) enum Outcome {
-    /// A new allocation, whose fd is kept.
-    Kept(AllocationId),
-    /// An allocation whose fd is not kept: the same as before, or one that is evicted at once.
-    Closed(AllocationId),
-}
+/// The allocation of a deposit, and whether the fd is kept: not when it is the same as before, or
+/// is evicted at once.
+pub(crate) type Outcome = Result<(AllocationId, bool), Status>;
 
 impl Core {
     pub(crate) fn register(
@@ -41,36 +37,26 @@ impl Core {
             return self.wait_for_credits(by, wanted, deadline, step);
         }
         let begin = step.fx.registered.len();
-        if !self.give_places(client.0, deposits.len() as u64) {
-            for (index, deposit) in (0..).zip(deposits) {
-                self.books.close_unreserved(client, index, deposit.lane, step);
-                let (status, id) = (ErrorCode::Again.into(), NOTHING);
-                step.fx.registered.push(Registered { status, id, index });
-            }
-            return self.answer_register(by, begin, wanted, step);
-        }
+        let has_places = self.give_places(client.0, deposits.len() as u64);
         for (index, deposit) in (0..).zip(deposits) {
-            let done = deposit.judged.and_then(|deposit| self.deposit(client.0, &deposit, step));
-            if let Ok(Outcome::Kept(id)) = done {
-                step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
-                self.books.keep_stored(id.slot, step);
-            } else {
-                self.books.close_arrived(client.0, index, deposit.lane, step);
+            let judged = if has_places { deposit.judged } else { Err(ErrorCode::Again.into()) };
+            let done = judged.and_then(|judged| self.deposit(client.0, &judged, step));
+            match done {
+                Ok((id, true)) => {
+                    step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
+                    self.books.keep_stored(id.slot, step);
+                }
+                _ if has_places => self.books.close_arrived(client.0, index, deposit.lane, step),
+                _ => self.books.close_unreserved(client, index, deposit.lane, step),
             }
-            let (status, id) = match done {
-                Ok(Outcome::Kept(id) | Outcome::Closed(id)) => (Status::OK, id),
-                Err(status) => (status, NOTHING),
-            };
+            let done = done.map(|(id, _)| (Status::OK, id));
+            let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
             step.fx.registered.push(Registered { status, id, index });
         }
-        self.answer_register(by, begin, wanted, step);
-    }
-
-    fn answer_register(&mut self, by: Asker, begin: usize, wanted: u64, step: &mut Step) {
-        let credits = self.adjust_credits(by.client.0, wanted);
+        let credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(credits.into());
         if short_of > 0 && self.books.rooms.is_empty() {
-            self.make_room_for_deposits(by.client.0, short_of, step);
+            self.make_room_for_deposits(client.0, short_of, step);
         }
         self.answer_registered(by, begin, step);
     }
@@ -128,12 +114,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn deposit(
-        &mut self,
-        owner: u32,
-        deposit: &Judged,
-        step: &mut Step,
-    ) -> Result<Outcome, Status> {
+    pub(crate) fn deposit(&mut self, owner: u32, deposit: &Judged, step: &mut Step) -> Outcome {
         if !deposit.has_sound_range() {
             return Err(ErrorCode::Protocol.into());
         }
@@ -144,7 +125,7 @@ impl Core {
             if deposit.virtual_fd && self.books.allocations[slot].outlives_owner() {
                 step.fx.list.push(Effect::KeptChanged { slot });
             }
-            return Ok(Outcome::Closed(self.books.allocations.id_of(slot)));
+            return Ok((self.books.allocations.id_of(slot), false));
         }
         if !self.end_overlapping(owner, deposit, step) {
             return Err(ErrorCode::Again.into());
@@ -175,14 +156,9 @@ impl Core {
         true
     }
 
-    fn new_allocation(
-        &mut self,
-        owner: u32,
-        deposit: &Judged,
-        step: &mut Step,
-    ) -> Result<Outcome, Status> {
+    fn new_allocation(&mut self, owner: u32, deposit: &Judged, step: &mut Step) -> Outcome {
         if self.books.is_turned_away(owner) {
-            return Err(self.refuse_deposit(owner, ErrorCode::ShuttingDown.into()));
+            return Err(self.books.refused(owner, ErrorCode::ShuttingDown.into()));
         }
         if !self.books.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
@@ -190,7 +166,7 @@ impl Core {
                 value: u64::from(self.books.config.max_slots).into(),
                 ..self.books.no_quota(blocked)
             };
-            return Err(self.refuse_deposit(owner, status));
+            return Err(self.books.refused(owner, status));
         }
         let evictable = deposit.is_evictable();
         let domain = self.books.client_mut(owner).domain;
@@ -207,7 +183,7 @@ impl Core {
         };
         if let Some(status) = short {
             charged.release(&mut self.books.ledger);
-            return Err(self.refuse_deposit(owner, status));
+            return Err(self.books.refused(owner, status));
         }
         let bytes = self.books.more_pinned(domain, deposit.file, deposit.facts.size_bytes);
         let fits = match above {
@@ -228,20 +204,17 @@ impl Core {
         let allocation = Allocation::new(deposit, owner, domain, state, step.now);
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
         charged.stay();
-        if state == State::Evicted {
-            self.books.remember_file(id.slot, deposit.file);
-        } else {
-            self.books.pin(id.slot, deposit.file, bytes);
-        }
         self.books.note_of_allocation(EventKind::Deposit, id.slot, Status::OK);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
-            return Ok(Outcome::Closed(id));
+            self.books.remember_file(id.slot, deposit.file);
+            return Ok((id, false));
         }
+        self.books.pin(id.slot, deposit.file, bytes);
         self.books.lru_insert(id.slot);
         let scope = self.books.scope_of(owner);
         self.books.ledger.can_be_had(scope);
-        Ok(Outcome::Kept(id))
+        Ok((id, true))
     }
 
     /// Why a client may not hold so many bytes more that cannot be had back. Groups of objects make
@@ -257,10 +230,5 @@ impl Core {
             return Some(status);
         }
         self.books.beyond_share_of_bytes(self.books.clients[owner].domain, bytes)
-    }
-
-    fn refuse_deposit(&mut self, owner: u32, status: Status) -> Status {
-        self.books.count_refusal(owner, status);
-        self.books.as_told(owner, status)
     }
 }

@@ -23,10 +23,8 @@ impl Core {
 
     /// An fd nobody asked for (any more) has no place: it is closed.
     fn not_awaited(&mut self, client: ClientId, supply: &Supply, step: &mut Step) {
-        if let Ok(index) = supply.fd {
-            self.books.close_uninvited(client, index, Lane::Accepted, step);
-        }
-        if let Some((index, lane)) = supply.refused_fd {
+        let accepted = supply.fd.ok().map(|index| (index, Lane::Accepted));
+        for (index, lane) in accepted.into_iter().chain(supply.refused_fd) {
             self.books.close_uninvited(client, index, lane, step);
         }
     }
@@ -38,17 +36,13 @@ impl Core {
         let Facts { fd_offset, size_bytes, .. } = supply.facts;
         let same = supply.facts == Facts { fd_offset, ..allocation.facts() }
             && fd_offset.checked_add(size_bytes).is_some();
-        match (supply.fd, supply.refused_fd) {
-            (Ok(index), _) if same => self.hold_supplied(slot, index, supply, step),
-            (Ok(index), _) => {
-                self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), step);
-                self.fail_recall(slot, ErrorCode::Stale, step);
-            }
-            (Err(code), refused) => {
-                self.close_supplied(client.0, slot, refused, step);
-                self.fail_recall(slot, code, step);
-            }
-        }
+        let (fd, code) = match supply.fd {
+            Ok(index) if same => return self.hold_supplied(slot, index, supply, step),
+            Ok(index) => (Some((index, Lane::Accepted)), ErrorCode::Stale),
+            Err(code) => (supply.refused_fd, code),
+        };
+        self.close_supplied(client.0, slot, fd, step);
+        self.fail_recall(slot, code, step);
     }
 
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.

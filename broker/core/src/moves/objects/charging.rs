@@ -14,8 +14,7 @@ impl Books {
         for (done, charge) in charges.iter().enumerate() {
             if let Err(status) = self.charge_object(domain, scope, *charge) {
                 charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
-                self.count_refusal(client, status);
-                return Err(self.as_told(client, status));
+                return Err(self.refused(client, status));
             }
         }
         Ok(())

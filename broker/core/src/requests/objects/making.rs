@@ -9,7 +9,6 @@ use crate::books::objects::names::Place;
 use crate::core::Core;
 use crate::limits::MAKERS_PER_NAME;
 use crate::moves::Step;
-use crate::requests::register::Outcome;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status, is_object_name};
@@ -80,10 +79,9 @@ impl Core {
         step: &mut Step,
     ) -> Result<AllocationId, Status> {
         let claimed = Deposit { driver_data: claimed.driver_data, ..claimed.facts.into() };
-        match self.deposit(client, &Judged { claimed, file }, step)? {
-            Outcome::Kept(id) => Ok(id),
-            Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
-        }
+        let (id, is_kept) = self.deposit(client, &Judged { claimed, file }, step)?;
+        assert!(is_kept, "{id} has no address, and is not evictable");
+        Ok(id)
     }
 
     pub(crate) fn add_objects(
