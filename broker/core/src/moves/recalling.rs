@@ -18,14 +18,19 @@ impl Books {
         step: &mut Step,
     ) -> Result<(), Blocked> {
         let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
-        self.charge_places(owner, promised_to)?;
-        // Last, because evictions may be made for it.
-        let may_evict = promised_to.is_some();
-        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, step) {
-            self.undo_charge(owner, RECALLED_PLACE);
-            promised_to.into_iter().for_each(|client| self.undo_charge(client, PROMISED_LEASE));
-            return Err(blocked);
+        if let Some(client) = promised_to {
+            self.charge_share(client, PROMISED_LEASE)?;
         }
+        let place = self.charge(owner, RECALLED_PLACE);
+        // Last, because evictions may be made for it.
+        let all = place.and_then(|()| {
+            let bytes = self.charge_bytes(owner, size, promised_to.is_some(), step);
+            bytes.inspect_err(|_| self.undo_charge(owner, RECALLED_PLACE))
+        });
+        if let (Err(_), Some(client)) = (all, promised_to) {
+            self.undo_charge(client, PROMISED_LEASE);
+        }
+        all?;
         let deadline = Some(step.now.after(self.config.recall_timeout_us));
         let recall = Recall { promised_to, deadline, ..Recall::begun(step.now) };
         let number = self.recalls.begin(owner, recall);
@@ -38,17 +43,6 @@ impl Books {
         self.counters.recalls += 1;
         self.note_of_allocation(EventKind::Recall, slot, Status::OK);
         Ok(())
-    }
-
-    fn charge_places(&mut self, owner: u32, promised_to: Option<u32>) -> Result<(), Blocked> {
-        if let Some(client) = promised_to {
-            self.charge_share(client, PROMISED_LEASE)?;
-        }
-        let charged = self.charge(owner, RECALLED_PLACE);
-        if let (Err(_), Some(client)) = (charged, promised_to) {
-            self.undo_charge(client, PROMISED_LEASE);
-        }
-        charged
     }
 
     pub(crate) fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {

@@ -24,28 +24,28 @@ impl Books {
     }
 
     /// Its name leads an object's domain elsewhere, or nowhere. With the last one the group ends.
-    pub(crate) fn lose_name(&mut self, place: Place) {
-        let group = &mut self.objects.groups[place.group];
-        let (domain, version) = (group.domain, group.version());
-        let member = &mut group.members[usize::from(place.member)];
-        member.is_named = false;
-        group.names -= 1;
-        let charges = of_member(member);
-        let lost = group.is_kept.then(|| KeptChange::Lost(version, member.name.clone()));
+    pub(crate) fn lose_name(&mut self, Place { group: number, member }: Place) {
+        let group = &self.objects.groups[number];
+        let name = &group.members[usize::from(member)].name;
+        let lost = group.is_kept.then(|| KeptChange::Lost(group.version(), name.clone()));
         match group.names {
-            0 => self.end_group(place.group),
-            _ => lost.into_iter().for_each(|change| self.tell_kept(change)),
+            1 => self.end_group(number, false),
+            _ => self.objects.changes.extend(lost),
         }
+        self.unname(number, member.into());
+    }
+
+    /// Its domain is charged for an object of a group no more.
+    pub(crate) fn unname(&mut self, number: u32, member: usize) {
+        let group = &mut self.objects.groups[number];
+        group.members[member].is_named = false;
+        group.names -= 1;
+        let (domain, charges) = (group.domain, of_member(&group.members[member]));
         self.release_objects(domain, &charges);
     }
 
     /// A group is known no more; the sweep comes to the rest of it.
-    pub(crate) fn end_group(&mut self, number: u32) {
-        self.end_group_by(number, false);
-    }
-
-    /// The same; whether to make room.
-    pub(crate) fn end_group_by(&mut self, number: u32, is_evicted: bool) {
+    pub(crate) fn end_group(&mut self, number: u32, is_evicted: bool) {
         let group = &mut self.objects.groups[number];
         if group.is_ended() {
             return;
@@ -55,7 +55,7 @@ impl Books {
         let domain = group.domain;
         self.order_group(number);
         if is_kept {
-            self.tell_kept(KeptChange::Ended(version));
+            self.objects.changes.push(KeptChange::Ended(version));
         }
         let links = &mut GroupLinks(&mut self.objects.groups);
         self.objects.ending.push(domain, links, number);
@@ -64,7 +64,7 @@ impl Books {
     /// The memory in a slot has ended. The one place where the registry tells objects of an end.
     pub(crate) fn memory_ended(&mut self, slot: u32) {
         let Some(number) = self.objects.groups.take_memory(slot) else { return };
-        self.end_group(number);
+        self.end_group(number, false);
         let group = &mut self.objects.groups[number];
         if let Some(at) = group.due.take() {
             let timer = Timer::Object(number, self.objects.groups.generation(number));
@@ -82,7 +82,7 @@ impl Books {
     pub(crate) fn keep_group(&mut self, number: u32) {
         self.leave_owner(self.objects.groups[number].allocation);
         self.objects.groups[number].is_kept = true;
-        self.tell_kept(KeptChange::Began(self.objects.groups.id_of(number)));
+        self.objects.changes.push(KeptChange::Began(self.objects.groups.id_of(number)));
         self.time_group(number);
     }
 
@@ -104,7 +104,7 @@ impl Books {
         let group = &mut self.objects.groups[number];
         group.due = None;
         match (is_over, is_leased) {
-            (true, false) => return self.end_group(number),
+            (true, false) => return self.end_group(number, false),
             (true, true) => group.used = now,
             (false, _) => {}
         }
@@ -134,14 +134,10 @@ impl Books {
             && let Some(member) = self.next_to_sweep(number)
         {
             let name = self.take_off(number, member);
-            let group = &mut self.objects.groups[number];
-            group.members[member].is_named = false;
-            group.names -= 1;
-            let (domain, charges) = (group.domain, of_member(&group.members[member]));
-            let (scope, is_told, (event, version)) =
-                (group.scope, !group.is_refused, end_of(group));
-            self.release_objects(domain, &charges);
-            if is_told {
+            self.unname(number, member);
+            let group = &self.objects.groups[number];
+            let (scope, (event, version)) = (group.scope, end_of(group));
+            if !group.is_refused {
                 self.tell(scope, event, version, &name);
             }
             done += 1;
@@ -180,11 +176,6 @@ impl Books {
             get.names_at(former).iter().for_each(|name| waits.leave(get.scope, name, seq));
             get.names_at(at).iter().for_each(|name| waits.enter(get.scope, name, seq));
         }
-    }
-
-    /// The table hears of a kept group after this step.
-    pub(crate) fn tell_kept(&mut self, change: KeptChange) {
-        self.objects.changes.push(change);
     }
 }
 

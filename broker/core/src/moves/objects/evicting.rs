@@ -105,7 +105,7 @@ impl Books {
             let number = group.ok_or(ErrorCode::Again)?;
             let slot = self.objects.groups[number].allocation;
             self.counters.evictions += 1;
-            self.end_group_by(number, true);
+            self.end_group(number, true);
             // Its bytes are free at once; its names are swept.
             self.end_memory(slot, step);
         }

@@ -3,7 +3,7 @@
 
 use crate::api::{Asker, Create, Deposit, Effect, GroupId, Judged, NewObject, StatusReply};
 use crate::books::Client;
-use crate::books::objects::charges::{of_member, of_new};
+use crate::books::objects::charges::of_new;
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::Place;
 use crate::core::Core;
@@ -64,7 +64,7 @@ impl Core {
                 Ok((self.books.objects.groups.id_of(number), id))
             }
             Err(status) => {
-                self.empty(client, number, 0);
+                self.empty(number, 0);
                 self.books.objects.groups.remove(number);
                 Err(status)
             }
@@ -116,7 +116,7 @@ impl Core {
         self.books.charge_objects(client, &of_new(objects))?;
         for (index, object) in objects.iter().enumerate() {
             if !self.enter_object(number, object) {
-                self.empty(client, number, before);
+                self.empty(number, before);
                 let domain = self.books.objects.groups[number].domain;
                 self.books.release_objects(domain, &of_new(&objects[index..]));
                 return Err(at(ErrorCode::Protocol, index));
@@ -172,14 +172,13 @@ impl Core {
     }
 
     /// Takes back the objects of a group in the making from this one on.
-    fn empty(&mut self, client: u32, number: u32, from: usize) {
-        let domain = self.books.clients[client].domain;
-        while self.books.objects.groups[number].members.len() > from {
-            self.books.take_off(number, self.books.objects.groups[number].members.len() - 1);
-            let group = &mut self.books.objects.groups[number];
-            let member = group.members.pop().expect("there is one more");
-            group.names -= 1;
-            self.books.release_objects(domain, &of_member(&member));
+    fn empty(&mut self, number: u32, from: usize) {
+        while let Some(last) = self.books.objects.groups[number].members.len().checked_sub(1)
+            && last >= from
+        {
+            self.books.take_off(number, last);
+            self.books.unname(number, last);
+            self.books.objects.groups[number].members.pop();
         }
     }
 
@@ -274,14 +273,14 @@ impl Core {
         self.books.order_group(number);
         if count == 0 {
             // Nobody can ever name it.
-            self.books.end_group(number);
+            self.books.end_group(number, false);
         }
         Ok(version)
     }
 
     pub(crate) fn abort_objects(&mut self, by: Asker, group: GroupId, step: &mut Step) {
         let made = self.books.making(by.client.0, group);
-        Self::answer_objects(by, [made.map(|number| self.books.end_group(number))], step);
+        Self::answer_objects(by, [made.map(|number| self.books.end_group(number, false))], step);
     }
 
     pub(crate) fn answer_objects(

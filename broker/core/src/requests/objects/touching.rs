@@ -57,7 +57,8 @@ impl Core {
         }
         if was_kept {
             self.books.time_group(number);
-            self.books.tell_kept(KeptChange::Changed(self.books.objects.groups.id_of(number)));
+            let changed = KeptChange::Changed(self.books.objects.groups.id_of(number));
+            self.books.objects.changes.push(changed);
         } else if keeps {
             self.books.keep_group(number);
         }
