@@ -74,12 +74,6 @@ impl Books {
         }
     }
 
-    /// Makes a charge that has no cap.
-    pub(crate) fn charge_uncapped(&mut self, client: u32, charge: Charge) {
-        let scope = self.scope_of(client);
-        self.ledger.add(scope, charge);
-    }
-
     /// Nothing of a client is left; maybe not of its job and its domain either.
     pub(crate) fn close_client(&mut self, number: u32) {
         let Client { job, domain, .. } = self.clients.close(number, &mut self.ledger);

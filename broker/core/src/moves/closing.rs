@@ -31,14 +31,8 @@ impl Books {
 
     /// An arrived fd that should not have come goes to a closer. A domain with too many of them
     /// loses the client.
-    pub(crate) fn close_uninvited(
-        &mut self,
-        client: ClientId,
-        index: u16,
-        lane: Lane,
-        step: &mut Step,
-    ) {
-        self.close_unreserved(client, index, lane, step);
+    pub(crate) fn close_uninvited(&mut self, client: ClientId, fd: (u16, Lane), step: &mut Step) {
+        self.close_unreserved(client, fd, step);
         self.end_if_refused_pile_up(client, step);
     }
 
@@ -50,7 +44,7 @@ impl Books {
         step: &mut Step,
     ) {
         for (index, deposit) in (0..).zip(deposits) {
-            self.close_uninvited(client, index, deposit.lane, step);
+            self.close_uninvited(client, (index, deposit.lane), step);
         }
     }
 
@@ -59,8 +53,7 @@ impl Books {
     pub(crate) fn close_unreserved(
         &mut self,
         client: ClientId,
-        index: u16,
-        lane: Lane,
+        (index, lane): (u16, Lane),
         step: &mut Step,
     ) {
         let record = self.clients.find(client.0);

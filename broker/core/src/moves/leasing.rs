@@ -1,22 +1,12 @@
 //! What clients hold: leases are granted, mapped, given back. Must never let one be given back
 //! twice, or by another.
 
-use crate::api::{Granted, LeaseId, Wanted};
+use crate::api::LeaseId;
 use crate::books::{Blocked, Books, Charge, Lease, State, lease_charge};
 use crate::moves::Step;
 use fdbroker_protocol::Resource;
 
 impl Books {
-    pub(crate) fn granted(
-        &mut self,
-        wanted: Wanted,
-        slot: u32,
-        lease: LeaseId,
-        step: &mut Step,
-    ) -> Granted {
-        self.allocations.mark_used(slot, step.now).granted(wanted, lease)
-    }
-
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
     pub(crate) fn lease(
         &mut self,

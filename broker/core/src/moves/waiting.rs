@@ -17,7 +17,7 @@ impl Books {
         self.client_mut(client).parked.push(seq);
         self.parked.insert(seq, parked);
         self.counters.requests_parked += 1;
-        self.charge_uncapped(client, PARKED);
+        self.ledger.add(self.scope_of(client), PARKED);
         self.enter_rooms(seq);
         self.place_items(seq, step);
         self.listen(seq, step);
@@ -190,19 +190,15 @@ impl Books {
         if let Some(Fate::Interested(slot)) = self.waiting.fate_of(queue) {
             self.forget_interest(slot);
         }
-        match self.waiting.drop_queue(queue) {
-            Fate::Recalled(slot) => {
-                let number = self.allocations[slot].recall;
-                self.recalls.set_waiting(number, NONE);
-                self.unpin_if_served(slot);
-            }
-            Fate::Pinned(slot) => {
-                let number = self.allocations[slot].recall;
-                self.recalls.set_pinned(number, NONE);
-                self.unpin_if_served(slot);
-            }
-            Fate::Interested(_) | Fate::First | Fate::InTurn | Fate::Answer(..) => {}
+        let fate = self.waiting.drop_queue(queue);
+        let (Fate::Recalled(slot) | Fate::Pinned(slot)) = fate else { return };
+        let number = self.allocations[slot].recall;
+        if fate == Fate::Pinned(slot) {
+            self.recalls.set_pinned(number, NONE);
+        } else {
+            self.recalls.set_waiting(number, NONE);
         }
+        self.unpin_if_served(slot);
     }
 
     /// No request is interested in an allocation any more, or the queue of those that are goes to

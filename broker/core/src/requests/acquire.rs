@@ -52,19 +52,16 @@ impl Core {
                 Item::Final(code) => {
                     Granted::refused(*item, self.books.naming_owner(client, *item, code.into()))
                 }
-                Item::Ready(_) if fds == self.books.most_granted => {
-                    Granted::refused(*item, ErrorCode::Again.into())
-                }
-                Item::Ready(slot) if fds < charged => {
-                    fds += 1;
-                    let lease = self.books.charged_lease(client.0, slot, step);
-                    self.books.granted(*item, slot, lease, step)
-                }
-                Item::Ready(slot) if blocked.is_none() => {
-                    match self.books.lease(client.0, slot, step) {
+                Item::Ready(slot) if fds < self.books.most_granted && blocked.is_none() => {
+                    let lease = if fds < charged {
+                        Ok(self.books.charged_lease(client.0, slot, step))
+                    } else {
+                        self.books.lease(client.0, slot, step)
+                    };
+                    match lease {
                         Ok(lease) => {
                             fds += 1;
-                            self.books.granted(*item, slot, lease, step)
+                            self.books.allocations.mark_used(slot, step.now).granted(*item, lease)
                         }
                         Err(full) => {
                             blocked = Some(full);

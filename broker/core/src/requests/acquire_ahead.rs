@@ -2,7 +2,7 @@
 //! Must never start a recall or an eviction, make anybody wait, or count as use.
 
 use crate::api::{ClientId, Effect, Item, Wanted};
-use crate::books::{FOR_LEASE, ScopeId};
+use crate::books::{FOR_LEASE, ScopeId, ScopeRecord};
 use crate::core::Core;
 use crate::limits::AHEAD_ROOM_DIVISOR;
 use crate::moves::Step;
@@ -43,14 +43,10 @@ impl Core {
         let record = &self.books.clients[client];
         let share = self.books.share_of_fds(record.domain);
         let free = |scope: ScopeId| {
-            let is_waited_for =
-                FOR_LEASE.iter().any(|it| self.books.ledger[scope].blocked.has(*it));
-            let room = |it| {
-                self.books
-                    .ledger
-                    .cap(scope, it)
-                    .saturating_sub(self.books.ledger[scope].account.counted(it))
-            };
+            let ScopeRecord { blocked, account, .. } = &self.books.ledger[scope];
+            let is_waited_for = FOR_LEASE.iter().any(|it| blocked.has(*it));
+            let cap = |it| self.books.ledger.cap(scope, it);
+            let room = |it| cap(it).saturating_sub(account.counted(it));
             if is_waited_for { 0 } else { room(Resource::Fds).min(room(Resource::OpenLeases)) }
         };
         self.books.ledger.path(record.scope).map(free).fold(share, u64::min) / AHEAD_ROOM_DIVISOR

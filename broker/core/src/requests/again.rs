@@ -3,7 +3,7 @@
 
 use crate::api::{Asker, ClientId, Effect, Granted, Item, NONE};
 use crate::books::rooms::Number;
-use crate::books::{Fate, Parked, Wait, Wish};
+use crate::books::{Books, Fate, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::limits::{
     LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
@@ -35,18 +35,17 @@ impl Core {
         for _ in 0..LISTENERS_WOKEN_PER_LOOK {
             let Some((account, until)) = self.books.rooms.heard.first_key_value() else { return };
             let (account, until) = (*account, *until);
-            let next =
-                self.books.rooms.listeners.range((account, 0, 0)..(account, until, 0)).next();
+            let Books { rooms, parked, .. } = &mut self.books;
+            let next = rooms.listeners.range((account, 0, 0)..(account, until, 0)).next();
             let Some((_, since, seq)) = next.copied() else {
-                self.books.rooms.heard.remove(&account);
+                rooms.heard.remove(&account);
                 continue;
             };
-            let now = self.books.rooms.tick();
-            self.books.rooms.listeners.remove(&(account, since, seq));
-            self.books.rooms.listeners.insert((account, now, seq));
-            let listens =
-                &mut self.books.parked.get_mut(&seq).expect("listeners are parked").listens;
-            let listen = listens.iter_mut().find(|listen| listen.0 == account);
+            let now = rooms.tick();
+            rooms.listeners.remove(&(account, since, seq));
+            rooms.listeners.insert((account, now, seq));
+            let listener = parked.get_mut(&seq).expect("listeners are parked");
+            let listen = listener.listens.iter_mut().find(|listen| listen.0 == account);
             listen.expect("it listens to the account").1 = now;
             self.books.look_soon(seq);
         }
@@ -124,7 +123,10 @@ impl Core {
         let attempt = Attempt { turn, first: false, ..Attempt::new(by, seq, deadline) };
         let wait = match parked.wish.clone() {
             Wish::Credits(wanted) => self.try_credits(by, wanted, turn, step),
-            Wish::Hello(own) => self.retry_hello(by, own, turn, step),
+            Wish::Hello(own) => {
+                let blocked = self.let_in(by, own, turn, step).err();
+                blocked.map(|blocked| self.wait_of_hello(by.client.0, own, blocked, step))
+            }
             Wish::Acquire(wanted) if self.books.clients[by.client.0].sendable => {
                 self.try_acquire(attempt, &wanted, step)
             }
@@ -214,13 +216,16 @@ impl Core {
             }
             Wish::Credits(wanted) => {
                 // The room may have come in this very moment.
-                if self.try_credits(by, wanted, Turn::Last, step).is_none() {
-                    return;
+                if self.try_credits(by, wanted, Turn::Last, step).is_some() {
+                    let status = self.no_credit(by.client);
+                    self.books.refuse(by, status, step);
                 }
-                let status = self.no_credit(by.client);
-                self.books.refuse(by, status, step);
             }
-            Wish::Hello(own) => self.hello_too_late(by, own, step),
+            Wish::Hello(own) => {
+                if let Err(blocked) = self.let_in(by, own, Turn::Last, step) {
+                    self.refuse_hello(by, own, blocked, step);
+                }
+            }
             Wish::Get(get, _) => self.get_too_late(attempt, &get, step),
         }
     }

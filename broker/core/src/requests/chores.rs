@@ -98,9 +98,8 @@ impl Core {
         // Its caps may have been raised.
         self.books.ledger.freed(scope, Resource::ALL.iter().copied());
         for resource in DRAINED {
-            let excess = self.excess(scope, resource);
-            if excess > 0 && left > 0 {
-                left -= self.drain_one(Blocked { resource, scope }, excess, left, step);
+            if self.excess(scope, resource) > 0 && left > 0 {
+                left -= self.drain_one(Blocked { resource, scope }, left, step);
                 let again = step.now.after(DRAIN_PAUSE_US);
                 self.books.timers.set_chore(Chore::Drain, Some(again));
             }
@@ -114,7 +113,7 @@ impl Core {
     }
 
     /// Evicts, or asks for leases; how many of `most` that took.
-    fn drain_one(&mut self, blocked: Blocked, excess: u64, most: usize, step: &mut Step) -> usize {
+    fn drain_one(&mut self, blocked: Blocked, most: usize, step: &mut Step) -> usize {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.scope, blocked.resource) > 0 {
@@ -125,11 +124,8 @@ impl Core {
             }
             return evicted;
         }
-        let excess = if self.books.take_idle_credits(blocked, 0) {
-            self.excess(blocked.scope, blocked.resource)
-        } else {
-            excess
-        };
+        self.books.take_idle_credits(blocked, 0);
+        let excess = self.excess(blocked.scope, blocked.resource);
         let missing = excess.saturating_sub(self.books.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
         let asked_before = self.books.counters.reclaims;

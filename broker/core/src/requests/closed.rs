@@ -1,6 +1,6 @@
 //! What the daemon says of closers and files. Must never refuse it.
 
-use crate::api::{DomainKey, Ticket};
+use crate::api::{DomainKey, NONE, Ticket};
 use crate::books::{Charge, Closing, REFUSED_FD};
 use crate::core::Core;
 use fdbroker_protocol::Resource;
@@ -30,14 +30,9 @@ impl Core {
         };
         let is_slow = self.books.clients.domain(domain).slow;
         let owner = self.books.clients.find(number).filter(|owner| owner.serial == serial);
-        let scope = owner.map_or(of_domain, |owner| owner.scope);
-        let is_here = owner.is_some();
+        let (scope, owner) = owner.map_or((of_domain, NONE), |owner| (owner.scope, number));
         self.books.ledger.take_coming(scope, is_slow, u64::from(!refused));
-        if is_here {
-            self.books.release_charge(number, Charge(Resource::HeldFds, 1));
-        } else {
-            self.books.release_domain_charge(domain, Charge(Resource::HeldFds, 1))
-        }
+        self.books.release_from(owner, domain, Charge(Resource::HeldFds, 1));
     }
 
     /// What files pin now, by the slot of any allocation of each. Their payers may be above their
@@ -45,10 +40,8 @@ impl Core {
     pub(crate) fn measure(&mut self, measured: &[(u32, u64)]) {
         for (slot, bytes) in measured {
             if self.books.allocations.is_full(*slot) && self.books.has_file(*slot) {
-                self.books.measure_file(
-                    self.books.files.stakes[self.books.allocations[*slot].file].file,
-                    *bytes,
-                );
+                let stake = self.books.allocations[*slot].file;
+                self.books.measure_file(self.books.files.stakes[stake].file, *bytes);
             }
         }
     }

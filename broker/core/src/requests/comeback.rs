@@ -209,11 +209,9 @@ impl Core {
         let Asker { client, request } = by;
         let begin = step.fx.granted.len();
         for item in items {
-            let granted = match self.declare_one(client, item, step) {
-                Ok(granted) => granted,
-                Err(status) => Granted::refused(item.wanted, status),
-            };
-            step.fx.granted.push(granted);
+            let declared = self.declare_one(client, item, step);
+            let refused = |status| Granted::refused(item.wanted, status);
+            step.fx.granted.push(declared.unwrap_or_else(refused));
         }
         let range = begin..step.fx.granted.len();
         step.fx.list.push(Effect::Declared { client, request, range });
@@ -248,7 +246,7 @@ impl Core {
         if has_ended {
             self.books.pin_declared(id.slot, lease.0 as u32);
         }
-        Ok(self.books.granted(declared.wanted, id.slot, lease, step))
+        Ok(self.books.allocations.mark_used(id.slot, step.now).granted(declared.wanted, lease))
     }
 
     /// An owner has named all that is alive of what it had before the crash: the rest ends.

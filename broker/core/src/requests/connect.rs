@@ -59,13 +59,12 @@ impl Core {
     fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
         let of_user = || self.books.clients.of_user(key).first().copied();
         let domain = self.books.clients.find_domain(key).or_else(of_user)?;
-        let scope = self.books.clients.scope_of_domain(domain);
-        let now = self.books.ledger[scope].account.now(Resource::Connections);
-        let is_beyond = self.books.share_of_connections(domain) == 0
-            && self.books.ledger[ScopeId::NODE].account.now(Resource::Connections)
-                < self.books.ledger.caps().node.connections;
-        is_beyond
-            .then(|| Books::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
+        let (ledger, resource) = (&self.books.ledger, Resource::Connections);
+        let now = |scope: ScopeId| ledger[scope].account.now(resource);
+        let is_room = now(ScopeId::NODE) < ledger.caps().node.connections;
+        let is_beyond = is_room && self.books.share_of_connections(domain) == 0;
+        let own = now(self.books.clients.scope_of_domain(domain));
+        is_beyond.then(|| Books::no_quota_limit(resource, Scope::Domain, own).of_share())
     }
 
     /// The domain of a key for another client; `None`: as many as there may be have clients, and it

@@ -3,7 +3,7 @@
 //! client has waited for.
 
 use crate::api::{Asker, ClientId, Now};
-use crate::books::{FOR_CREDIT, Wait, Wish};
+use crate::books::{Client, FOR_CREDIT, Wait, Wish};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::moves::charging::places;
@@ -16,10 +16,8 @@ impl Core {
     /// they get none.
     pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
         let record = self.books.client_mut(number);
-        let (scope, credits) = (record.scope, record.credits);
-        let is_waited_for = record.credit_waited_for;
         record.credits_taken = record.credits_taken.saturating_sub(count);
-        let domain = record.domain;
+        let Client { scope, domain, credits, credit_waited_for: is_waited_for, .. } = *record;
         if self.books.beyond_share_of_held(domain).is_some()
             || self.ahead(Turn::Last, number, FOR_CREDIT).is_some()
         {
@@ -112,11 +110,10 @@ impl Core {
     /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that
     /// the client has by itself.
     fn is_credit_beyond_caps(&self, client: u32) -> bool {
-        let scope = self.books.scope_of(client);
-        let own = self.books.ledger[scope].account.counted(Resource::OwnFds);
-        let cap = |of, resource| self.books.ledger.cap(of, resource);
-        self.books
-            .ledger
+        let (scope, ledger) = (self.books.scope_of(client), &self.books.ledger);
+        let own = ledger[scope].account.counted(Resource::OwnFds);
+        let cap = |of, resource| ledger.cap(of, resource);
+        ledger
             .path(scope)
             .any(|of| cap(of, Resource::HeldFds) == 0 || cap(of, Resource::Fds) <= own)
     }

@@ -33,25 +33,6 @@ impl Core {
         self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
     }
 
-    /// Looks at a parked hello again; says what it still waits for.
-    pub(crate) fn retry_hello(
-        &mut self,
-        by: Asker,
-        own: u64,
-        turn: Turn,
-        step: &mut Step,
-    ) -> Option<Wait> {
-        let blocked = self.let_in(by, own, turn, step).err()?;
-        Some(self.wait_of_hello(by.client.0, own, blocked, step))
-    }
-
-    /// The deadline of a hello has passed: the client is let in now, or never.
-    pub(crate) fn hello_too_late(&mut self, by: Asker, own: u64, step: &mut Step) {
-        if let Err(blocked) = self.let_in(by, own, Turn::Last, step) {
-            self.refuse_hello(by, own, blocked, step);
-        }
-    }
-
     /// A client ends. If it is not let in yet, so does its parked hello.
     pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, step: &mut Step) {
         let record = self.books.client(client).filter(|record| !record.welcome);
@@ -64,7 +45,13 @@ impl Core {
     }
 
     /// Lets a client in, charged with what it declares; or says which cap is in the way.
-    fn let_in(&mut self, by: Asker, own: u64, turn: Turn, step: &mut Step) -> Result<(), Blocked> {
+    pub(crate) fn let_in(
+        &mut self,
+        by: Asker,
+        own: u64,
+        turn: Turn,
+        step: &mut Step,
+    ) -> Result<(), Blocked> {
         let needs = if own > 0 { FOR_HELLO } else { &FOR_HELLO[..1] };
         let client = by.client;
         if let Some(blocked) = self.ahead(turn, client.0, needs) {
@@ -95,13 +82,13 @@ impl Core {
     }
 
     /// Refuses a hello: it declares more than any client could have, or something is in its way.
-    fn refuse_hello(&mut self, by: Asker, own: u64, blocked: Blocked, step: &mut Step) {
+    pub(crate) fn refuse_hello(&mut self, by: Asker, own: u64, blocked: Blocked, step: &mut Step) {
         let status = match self.most_own_fds() {
             (scope, most) if own > most => Books::no_quota_limit(Resource::OwnFds, scope, most),
             _ => self.books.no_quota(blocked),
         };
-        self.books.refuse(by, status, step);
-        let (client, status) = (by.client, self.books.as_told(by.client.0, status));
+        let (client, status) = (by.client, self.books.refused(by.client.0, status));
+        step.fail(by, status);
         step.fx.list.push(Effect::Disconnect { client, status });
     }
 
@@ -116,7 +103,13 @@ impl Core {
     /// would hold them all up until so many are free, and one for whose connection nothing comes
     /// back, or the share of its domain is used up, for no use.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
-    fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, step: &mut Step) -> Wait {
+    pub(crate) fn wait_of_hello(
+        &mut self,
+        client: u32,
+        own: u64,
+        blocked: Blocked,
+        step: &mut Step,
+    ) -> Wait {
         if own <= MAX_BATCH as u64 && self.books.may_make_room(blocked) {
             self.make_room_for_hello(client, own, blocked, step);
         }
@@ -135,12 +128,9 @@ impl Core {
 
     /// The accounts that letting a client in takes from, and how much.
     fn needs_of_hello(&self, client: u32, own: u64) -> Vec<(Blocked, u64)> {
-        let resource = Resource::Fds;
-        let caps = self
-            .books
-            .ledger
-            .path(self.books.scope_of(client))
-            .map(|scope| Blocked { resource, scope });
+        let (scopes, resource) =
+            (self.books.ledger.path(self.books.scope_of(client)), Resource::Fds);
+        let caps = scopes.map(|scope| Blocked { resource, scope });
         caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]).collect()
     }
 

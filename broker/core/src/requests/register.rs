@@ -47,7 +47,7 @@ impl Core {
                     self.books.keep_stored(id.slot, step);
                 }
                 _ if has_places => self.books.close_arrived(client.0, index, deposit.lane, step),
-                _ => self.books.close_unreserved(client, index, deposit.lane, step),
+                _ => self.books.close_unreserved(client, (index, deposit.lane), step),
             }
             let done = done.map(|(id, _)| (Status::OK, id));
             let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));

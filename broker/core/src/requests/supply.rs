@@ -24,8 +24,8 @@ impl Core {
     /// An fd nobody asked for (any more) has no place: it is closed.
     fn not_awaited(&mut self, client: ClientId, supply: &Supply, step: &mut Step) {
         let accepted = supply.fd.ok().map(|index| (index, Lane::Accepted));
-        for (index, lane) in accepted.into_iter().chain(supply.refused_fd) {
-            self.books.close_uninvited(client, index, lane, step);
+        for fd in accepted.into_iter().chain(supply.refused_fd) {
+            self.books.close_uninvited(client, fd, step);
         }
     }
 

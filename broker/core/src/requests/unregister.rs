@@ -23,13 +23,12 @@ impl Core {
         if allocation.owner != client.0 {
             return ErrorCode::NotPermitted.into();
         }
-        let is_last = allocation.registrations == 1;
-        if is_last && !step.allowances.ends.take() {
-            return ErrorCode::Again.into();
-        }
-        if !is_last {
+        if allocation.registrations > 1 {
             self.books.allocations.unregister(id.slot);
             return Status::OK;
+        }
+        if !step.allowances.ends.take() {
+            return ErrorCode::Again.into();
         }
         self.books.end(id.slot, ErrorCode::Stale, step);
         if !self.books.allocations[id.slot].leases.is_empty() || self.books.lingers(id.slot) {

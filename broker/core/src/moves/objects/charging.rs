@@ -22,15 +22,14 @@ impl Books {
 
     fn charge_object(&mut self, domain: u32, scope: ScopeId, charge: Charge) -> Result<(), Status> {
         let Charge(resource, amount) = charge;
-        if amount > self.share_of_objects(domain, resource) {
-            let held = self.ledger[scope].account.counted(resource);
-            let cap = held.saturating_add(self.share_of_objects(domain, resource));
-            return Err(match self.ledger.fits(scope, None, charge) {
-                Err(full) => self.no_quota(full),
-                Ok(()) => Self::no_quota_limit(resource, Scope::Domain, cap).of_share(),
-            });
+        self.ledger.fits(scope, None, charge).map_err(|full| self.no_quota(full))?;
+        let share = self.share_of_objects(domain, resource);
+        if amount > share {
+            let cap = self.ledger[scope].account.counted(resource).saturating_add(share);
+            return Err(Self::no_quota_limit(resource, Scope::Domain, cap).of_share());
         }
-        self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
+        self.ledger.add(scope, charge);
+        Ok(())
     }
 
     /// Takes charges of a domain back.

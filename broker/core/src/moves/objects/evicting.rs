@@ -165,9 +165,7 @@ impl Books {
             return Ok(());
         }
         let domain = self.clients[owner].domain;
-        let wish =
-            (Charge(Resource::HeldBytes, bytes), ScopeRecord::resident as fn(&ScopeRecord) -> u64);
-        let wish = self.wish(domain, wish, |spare| spare.bytes(false));
+        let wish = self.wish(domain, charge, ScopeRecord::resident, |spare| spare.bytes(false));
         self.evict_until((domain, bytes), false, &[wish], step)
     }
 
@@ -187,7 +185,7 @@ impl Books {
                 Resource::KeptBytes => |spare| spare.bytes(true),
                 _ => |_| 0,
             };
-            self.wish(domain, (charge, of_objects_in(charge.0)), freed)
+            self.wish(domain, charge, of_objects_in(charge.0), freed)
         });
         self.evict_until((domain, bytes), true, &wishes, step)
     }
@@ -195,7 +193,8 @@ impl Books {
     fn wish(
         &self,
         domain: u32,
-        (Charge(resource, amount), count): (Charge, fn(&ScopeRecord) -> u64),
+        Charge(resource, amount): Charge,
+        count: fn(&ScopeRecord) -> u64,
         freed: fn(&Spare) -> u128,
     ) -> Wish {
         let Order { idle, leased, .. } = &self.objects.order;

@@ -166,9 +166,9 @@ impl Core {
         for number in groups {
             let slot = self.books.objects.groups[*number].allocation;
             let lease = self.books.charged_lease(client.0, slot, step);
-            let granted =
-                self.books.granted(Ok(self.books.allocations.id_of(slot)), slot, lease, step);
-            step.fx.granted.push(granted);
+            let wanted = Ok(self.books.allocations.id_of(slot));
+            let used = self.books.allocations.mark_used(slot, step.now);
+            step.fx.granted.push(used.granted(wanted, lease));
             self.books.objects.groups[*number].used = step.now;
         }
         let got = found.iter().zip(grants).map(|(place, grant)| self.got(*place, *grant));

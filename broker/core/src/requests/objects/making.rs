@@ -21,7 +21,7 @@ impl Core {
             return;
         }
         if !self.give_places(client.0, 1) {
-            self.books.close_unreserved(client, 0, lane, step);
+            self.books.close_unreserved(client, (0, lane), step);
             return step.fail(by, ErrorCode::Again.into());
         }
         let begun = self.begin_group(client.0, create, step);
@@ -136,12 +136,10 @@ impl Core {
         let Some(entry) = self.books.objects.names.find(group.scope, object.name) else {
             return Ok(());
         };
-        if !group.replace && object.expect.is_none() {
-            let is_taken =
-                self.books.sealed_of(entry).is_some() || self.books.makers(entry).next().is_some();
-            if is_taken {
-                return Err(ErrorCode::Exists);
-            }
+        let has_maker = || self.books.makers(entry).next().is_some();
+        let is_taken = || self.books.sealed_of(entry).is_some() || has_maker();
+        if !group.replace && object.expect.is_none() && is_taken() {
+            return Err(ErrorCode::Exists);
         }
         // Ended ones are swept soon.
         if entry.makers.len() >= MAKERS_PER_NAME {
