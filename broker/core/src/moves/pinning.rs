@@ -7,11 +7,6 @@ use crate::books::{Allocation, Books, Charge, ScopeId};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {
-    /// Remembers, for an allocation that is not held, what its file would pin.
-    pub(crate) fn remember_file(&mut self, slot: u32, file: Option<File>) {
-        self.allocations.set_file(slot, file.map_or(NONE, |file| pages(file.pinned_bytes)));
-    }
-
     /// The fd of an allocation is held from now on. `charged`: bytes that its owner was charged
     /// with for it already.
     pub(crate) fn pin(&mut self, slot: u32, file: Option<File>, charged: u64) {

@@ -31,12 +31,11 @@ impl Books {
             self.undo_charge(client, PROMISED_LEASE);
         }
         all?;
-        let deadline = Some(step.now.after(self.config.recall_timeout_us));
-        let recall = Recall { promised_to, deadline, ..Recall::begun(step.now) };
+        let recall = Recall { promised_to, ..Recall::begun(step.now) };
         let number = self.recalls.begin(owner, recall);
         self.allocations.set_recall(slot, number);
         self.allocations.set_state(slot, State::Recalling);
-        self.set_recall_timer(slot, deadline);
+        self.time_recall(slot, step.now);
         if self.allocations.ask_for(slot) {
             self.eventful.push(ClientId(owner));
         }
@@ -58,13 +57,11 @@ impl Books {
         }
     }
 
-    /// A recall that its owner missed is given the time again.
-    pub(crate) fn recall_again(&mut self, now: Now, slot: u32) {
+    /// A recall is given its time from now on.
+    pub(crate) fn time_recall(&mut self, slot: u32, now: Now) {
         let deadline = Some(now.after(self.config.recall_timeout_us));
-        let number = self.allocations[slot].recall;
-        self.recalls.set_deadline(number, deadline);
+        self.recalls.set_deadline(self.allocations[slot].recall, deadline);
         self.set_recall_timer(slot, deadline);
-        self.not_overdue(slot);
     }
 
     /// The recall of an allocation has been answered, or has ended, or is given more time. Says

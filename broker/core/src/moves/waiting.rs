@@ -272,7 +272,8 @@ impl Books {
         }
         if self.recalls[number].deadline.is_none() {
             // The owner missed this one, but has answered others since: it is given the time again.
-            self.recall_again(step.now, slot);
+            self.time_recall(slot, step.now);
+            self.not_overdue(slot);
         }
     }
 

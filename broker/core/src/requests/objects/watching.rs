@@ -1,6 +1,7 @@
 //! Clients watch names. Must never tell one of names that it may not see.
 
 use crate::api::Asker;
+use crate::books::objects::names::NameScope;
 use crate::books::objects::watches::Watches;
 use crate::core::Core;
 use crate::limits::WATCHES_PER_CLIENT;
@@ -15,16 +16,13 @@ impl Core {
         (prefix, is_wanted): (&[u8], bool),
         step: &mut Step,
     ) {
-        let done = if is_wanted {
-            self.watch(by.client.0, of_job, prefix)
-        } else {
-            self.unwatch(by.client.0, of_job, prefix)
-        };
+        let scope = self.books.names_of(by.client.0, of_job);
+        let change = if is_wanted { Core::watch } else { Core::unwatch };
+        let done = scope.and_then(|scope| change(self, by.client.0, scope, prefix));
         Self::answer_objects(by, [done], step);
     }
 
-    fn watch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
-        let scope = self.books.names_of(client, of_job)?;
+    fn watch(&mut self, client: u32, scope: NameScope, prefix: &[u8]) -> Result<(), Status> {
         let domain = self.books.clients[client].domain;
         let watches = &mut self.books.objects.watches;
         let known = watches.of.get(&(client, scope));
@@ -45,8 +43,7 @@ impl Core {
         Ok(())
     }
 
-    fn unwatch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
-        let scope = self.books.names_of(client, of_job)?;
+    fn unwatch(&mut self, client: u32, scope: NameScope, prefix: &[u8]) -> Result<(), Status> {
         let found = self.books.objects.watches.of.get_mut(&(client, scope));
         let watcher = found.ok_or(ErrorCode::NotFound)?;
         let at = watcher.prefixes.iter().position(|(it, _)| **it == *prefix);
