@@ -1,13 +1,14 @@
 #!/bin/bash
 # Tests tests/vm/run.sh itself: exit status, the two outputs, environment, users, limits, and several at once.
-# It never tests the workspace's own programs, and leaves nothing behind but the guest image that run.sh keeps.
+# With --quick, as tests/run.sh has it, one boot, and what is refused before one. It never tests the workspace's own programs, and
+# leaves nothing behind but the guest image that run.sh keeps.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 
 case ${1-} in
-  "") ;;
-  -h | --help) sed -n '2,3s/^# //p' "$0"; echo "usage: tests/vm/selftest.sh"; exit 0 ;;
-  *) echo "selftest.sh: it takes no arguments" >&2; exit 2 ;;
+  "" | --quick) ;;
+  -h | --help) sed -n '2,4s/^# //p' "$0"; echo "usage: tests/vm/selftest.sh [--quick]"; exit 0 ;;
+  *) echo "selftest.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 
 here=$(dirname "$(readlink -f "$0")")
@@ -38,28 +39,46 @@ out_is() { printf '%s\n' "$1" | cmp - "$work/out"; }
 err_is() { printf '%s\n' "$1" | cmp - "$work/err"; }
 err_has() { grep -q -- "$1" "$work/err"; }
 
-# The images first, so that their one-time messages are in none of the outputs below.
-"$run" true
+finish() { echo "$passed passed, $failed failed"; [ "$failed" = 0 ]; exit; }
+
+# The image first, so that its one-time messages are in none of the outputs below.
+"$here/build-image.sh" "$(realpath -m "${FDBROKER_VM_IMG:-$here/img}")/cloud" 6.12
+
+cat > "$work/words.sh" << 'GUEST'
+#!/bin/sh
+printf '[%s]' "$@"; echo
+echo "$ONE|$TWO|${XDG_RUNTIME_DIR-unset}|$PWD|$(cat words.txt)"
+echo to stderr >&2
+exit 7
+GUEST
+echo "from a file" > "$work/words.txt"
+words=(-e ONE="it's \$HOME" -e TWO=$'a\nb' -f "$work/words.txt" "$work/words.sh" "a b" "" "it's" '$x"*')
+words_out=$'[a b][][it\'s][$x"*]\nit\'s $HOME|a\nb|unset|/t|from a file'
+vm "${words[@]}"
+check "arguments, variables and extra files arrive as given; stdout alone on stdout" out_is "$words_out"
+check "stderr alone on stderr" err_is "to stderr"
+check "exit status 7 comes back" is "$code" 7
+
+vm -k 5.0 true
+check "a kernel that there is no guest of: 2" is "$code" 2
+vm -s sid true
+check "a suite that there is no guest of: 2" is "$code" 2
+vm
+check "no program: 2, with an example" is "$code $(grep -c 'for instance' "$work/err")" "2 1"
+vm ./no-such-program
+check "a missing program: 2" is "$code" 2
+vm -e 1=x true
+check "a bad variable: 2" is "$code" 2
+[ "${1-}" != --quick ] || finish
+
 "$run" -k 6.1 true
 "$run" -t 300 -s bookworm true
 
 vm ls -l /dev/udmabuf /dev/dma_heap/system
 check "the dma-buf devices are there, for everybody" is "$(grep -c '^crw-rw-rw-' "$work/out") $code" "2 0"
 
-vm sh -c 'echo to stdout; echo to stderr >&2; echo reopened > /dev/stderr; exit 7'
-check "exit status 7 comes back" is "$code" 7
-check "stdout alone on stdout" out_is "to stdout"
-check "stderr alone on stderr" err_is $'to stderr\nreopened'
-
-cat > "$work/words.sh" << 'GUEST'
-#!/bin/sh
-printf '[%s]' "$@"; echo
-echo "$ONE|$TWO|${XDG_RUNTIME_DIR-unset}|$PWD|$(cat words.txt)"
-GUEST
-echo "from a file" > "$work/words.txt"
-vm -e ONE="it's \$HOME" -e TWO=$'a\nb' -f "$work/words.txt" "$work/words.sh" "a b" "" "it's" '$x"*'
-check "arguments, variables and extra files arrive as given" \
-  out_is $'[a b][][it\'s][$x"*]\nit\'s $HOME|a\nb|unset|/t|from a file'
+vm sh -c 'echo to stderr >&2; echo reopened > /dev/stderr'
+check "stderr is opened again" err_is $'to stderr\nreopened'
 
 cat > "$work/place.sh" << 'GUEST'
 #!/bin/sh
@@ -103,26 +122,13 @@ check "-v leaves stdout alone" is "$(wc -c < "$work/out")" 0
 vm -k 6.1 sh -c 'uname -r; ls /dev/dri /dev/udmabuf'
 check "-k 6.1: the stock kernel, with vgem and without udmabuf" \
   is "$(sed 's/^6[.]1[.].*/6.1/' "$work/out" | xargs)" "6.1 /dev/dri: card0 renderD128"
-vm -k 5.0 true
-check "a kernel that there is no guest of: 2" is "$code" 2
-
-vm
-check "no program: 2, with an example" is "$code $(grep -c 'for instance' "$work/err")" "2 1"
-vm ./no-such-program
-check "a missing program: 2" is "$code" 2
-vm -e 1=x true
-check "a bad variable: 2" is "$code" 2
-
-vm -s sid true
-check "a suite that there is no guest of: 2" is "$code" 2
 
 # With systemd; twice the boots.
 vm -t 300 -s bookworm bash -c 'cat /proc/1/comm; systemctl is-active basic.target; echo to stderr >&2; exit 7'
 check "-s bookworm: systemd, both outputs and the exit status" is "$(cat "$work/out" "$work/err" | xargs) $code" \
   "systemd active to stderr 7"
-vm -t 300 -s bookworm -u 1234 -e ONE="it's \$HOME" -e TWO=$'a\nb' -f "$work/words.txt" "$work/words.sh" "a b" "" "it's" '$x"*'
-check "-s bookworm: arguments, variables and files, as another user" \
-  out_is $'[a b][][it\'s][$x"*]\nit\'s $HOME|a\nb|unset|/t|from a file'
+vm -t 300 -s bookworm -u 1234 "${words[@]}"
+check "-s bookworm: arguments, variables and files, as another user" out_is "$words_out"
 
 # Two at once, on an image that neither of them finds: one builds, both use it.
 (FDBROKER_VM_IMG=$work/img "$run" -t 60 sh -c 'echo first; exit 3' > "$work/first" 2> "$work/first.err") &
@@ -149,5 +155,4 @@ code=0
 wait "$victim" || code=$?
 check "SIGTERM ends the machine and cleans up" is "$code $(ls -A "$work/tmp") $(machines)" "143  0"
 
-echo "$passed passed, $failed failed"
-[ "$failed" = 0 ]
+finish
