@@ -7,7 +7,7 @@ use crate::fds::jobs::Calls;
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
-use crate::kept::found::{Found, FoundAll};
+use crate::kept::found::{Found, FoundAll, Stored};
 use crate::kept::store::CrashStore;
 use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
@@ -199,7 +199,10 @@ pub(crate) fn prepare(
             }
         },
     };
-    let stored = std::mem::take(&mut inherited.kept);
+    let stored = Stored {
+        fds: std::mem::take(&mut inherited.kept),
+        strays: std::mem::take(&mut inherited.strays),
+    };
     let kept_allocations = settings.core.node[fdbroker_protocol::Resource::KeptAllocations];
     let sizes = (settings.table_fds, kept_allocations);
     let (kept, mut found) = CrashStore::open(&manager, stored, sizes, settings.kernel);

@@ -458,6 +458,23 @@ pub fn bound(path: &Path) -> OwnedFd {
 }
 
 #[test]
+fn store_when_it_has_names_of_no_use_then_they_leave_it_and_one_line_says_so() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    manager.end(Signal::SIGKILL);
+    let strange = ["o900.0", "o900.1", "o901.1", "k9.9", "stored", "ledger of another"];
+    let fd = || memfd_create("of no use", MFdFlags::MFD_CLOEXEC).expect("a memfd");
+    manager.put_back(strange.iter().map(|name| ((*name).to_owned(), fd())).collect());
+    manager.start(&[]);
+    eventually("they leave it", || {
+        let names = [manager.stored(), manager.stored_for_objects()].concat();
+        !names.iter().any(|name| strange.contains(&name.as_str()))
+    });
+    assert_eq!(manager.log().matches("names of no use").count(), 1, "{}", manager.log());
+    assert_eq!(manager.log().matches("carriers cannot be read").count(), 1, "{}", manager.log());
+}
+
+#[test]
 fn sockets_when_bound_by_the_manager_then_served_and_left_where_they_are() {
     let mut manager = Manager::new(&[]);
     let (path, admin) = (manager.socket(), manager.dir().join("fdbroker-admin/admin.sock"));

@@ -53,7 +53,7 @@ pub enum CarryError {
 
 /// A message in a queue.
 #[derive(Clone, Copy, Debug)]
-struct Parcel {
+pub struct Parcel {
     number: u64,
     /// Where the broker has the fd of a live one.
     slot: Option<u32>,
@@ -120,20 +120,18 @@ impl Carriers {
         }
     }
 
-    /// Goes on with a carrier of a broker before: the number of each fd that lies in it, with a
-    /// duplicate. All of them are dead until they are [claimed](Self::claim).
+    /// The numbers of the messages in a carrier of a broker before, in their order, and of each fd
+    /// that lies there a duplicate in `found`.
     ///
     /// # Errors
-    /// When it cannot be looked into.
-    pub fn adopt(
+    /// When it cannot be looked into; what lies before that is found.
+    pub fn look(
         &mut self,
-        carrier: u32,
-        near: OwnedFd,
-        far: OwnedFd,
+        far: BorrowedFd<'_>,
         found: &mut BTreeMap<u64, OwnedFd>,
-    ) -> Result<(), fdbroker_scm::RecvError> {
+    ) -> Result<VecDeque<Parcel>, fdbroker_scm::RecvError> {
         let mut parcels = VecDeque::new();
-        look_into(far.as_fd(), |number, fds| {
+        let looked = look_into(far, |number, fds| {
             let number = number.unwrap_or(0);
             parcels.push_back(Parcel { number, slot: None });
             for fd in fds.drain() {
@@ -142,17 +140,21 @@ impl Carriers {
                 let number = if is_first { number } else { u64::MAX - found.len() as u64 };
                 found.insert(number, fd);
             }
-        })?;
+        });
         let highest = parcels.iter().map(|parcel| parcel.number).max().unwrap_or(0);
         self.last_number = self.last_number.max(highest);
+        looked.map(|()| parcels)
+    }
+
+    /// Goes on with that carrier. All that lies there is dead until it is [claimed](Self::claim).
+    pub fn adopt(&mut self, carrier: u32, pair: carrier::Carrier, parcels: VecDeque<Parcel>) {
         self.fds += parcels.len();
-        let (dead, class, pair) = (parcels.len(), Class::Host, carrier::Carrier { near, far });
+        let (dead, class) = (parcels.len(), Class::Host);
         let new = Carrier { pair, class, parcels, dead, dropping: 0, stored: 2 };
         if dead > 0 {
             self.dirty.insert(carrier);
         }
         self.all.insert(carrier, new);
-        Ok(())
     }
 
     /// An fd of a broker before is in use: the first message with its number. `false`: there is

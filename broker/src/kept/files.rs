@@ -9,7 +9,7 @@ use crate::manager::inherited::names;
 use crate::manager::notify::{Manager, StoreError};
 use fdbroker_protocol::AllocationId;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -45,19 +45,24 @@ pub struct KeptFiles {
     /// Files for which the store has room.
     most: usize,
     is_full_said: bool,
+    is_failure_said: bool,
 }
 
 impl KeptFiles {
-    /// A store with room for `most`, where `found` are, and what is to be removed.
+    /// A store with room for `most`, where `found` are, and names that are to leave it. A file
+    /// under such a name, beside which there is another one, is sent again after that.
     pub fn new(
         features: KernelFeatures,
         most: usize,
         found: impl IntoIterator<Item = FileKey>,
-        to_remove: VecDeque<String>,
+        to_remove: BTreeSet<String>,
     ) -> Self {
-        let files = found.into_iter().map(|file| (file, Vec::new())).collect();
-        let (unsent, is_full_said) = (VecDeque::new(), false);
-        KeptFiles { features, files, unsent, to_remove, most, is_full_said }
+        let files: BTreeMap<_, _> = found.into_iter().map(|file| (file, Vec::new())).collect();
+        let is_removed = |file: &FileKey| to_remove.contains(&file.name());
+        let unsent = files.keys().copied().filter(is_removed).collect();
+        let to_remove = to_remove.into_iter().collect();
+        let [is_full_said, is_failure_said] = [false; 2];
+        KeptFiles { features, files, unsent, to_remove, most, is_full_said, is_failure_said }
     }
 
     /// What the fd of the allocation in a slot is: a file that is here, or a new one. Of the files
@@ -135,7 +140,11 @@ impl KeptFiles {
             match told {
                 Ok(()) => {}
                 Err(StoreError::Busy) => return false,
-                Err(error) => log::error!("kept allocations may not outlive a crash: {error}"),
+                Err(error) if !self.is_failure_said => {
+                    self.is_failure_said = true;
+                    log::error!("kept allocations may not outlive a crash: {error}");
+                }
+                Err(_) => {}
             }
             if self.to_remove.pop_front().is_none() {
                 self.unsent.pop_front();

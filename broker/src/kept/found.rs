@@ -1,13 +1,14 @@
 //! What the service manager had of what is kept, by a broker before this one. Must never believe
 //! it: a record without its fd is nothing, and so is an end of a carrier without the other.
 
+use crate::fds::carrier::Carrier;
 use crate::kept::files::FileKey;
 use crate::kept::log::{Log, LogError, payloads};
 use crate::kept::records::{Key, Record, SavedAllocation, encode, replay};
 use crate::kernel::stat;
 use crate::manager::inherited::names;
 use fdbroker_core::{Kept, KeptGroup};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// A kept group or allocation, with its fd.
@@ -38,6 +39,15 @@ impl Found {
     pub fn allocation(&self) -> Option<Kept> {
         if let Some(Record::Allocation(saved)) = self.record() { saved.to_kept() } else { None }
     }
+}
+
+/// What the service manager's store had.
+#[derive(Debug, Default)]
+pub struct Stored {
+    /// By name.
+    pub fds: BTreeMap<String, OwnedFd>,
+    /// Names under which the store has something of no use, beside one of `fds` or alone.
+    pub strays: BTreeSet<String>,
 }
 
 /// All of it.
@@ -78,6 +88,10 @@ impl FoundAll {
         carried: &mut BTreeMap<u64, OwnedFd>,
         stored: &mut BTreeMap<String, OwnedFd>,
     ) -> Result<Log, LogError> {
+        if !Log::can_be(log.as_fd()) {
+            self.unknown.push(log);
+            return Err(LogError::Format);
+        }
         let (log, bytes) = Log::adopt(log)?;
         let table = replay(payloads(&bytes)).ok_or(LogError::Record)?;
         for (version, group) in table.groups {
@@ -135,9 +149,8 @@ pub(super) fn end_name(carrier: u32, is_near: bool) -> String {
     format!("{}{carrier}.{}", names::OBJECT_CARRIER_PREFIX, u8::from(is_near))
 }
 
-/// Carriers both of whose ends are in `stored`, out of it: number, the end that is written to, the
-/// other.
-pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, OwnedFd, OwnedFd)> {
+/// Carriers both of whose ends are in `stored`, out of it, by their numbers.
+pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, Carrier)> {
     let mut found = Vec::new();
     let numbers: Vec<u32> = stored.keys().filter_map(|name| carrier_of(name)).collect();
     for number in numbers {
@@ -147,7 +160,7 @@ pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, OwnedFd
             && let Some(far) = stored.remove(&far)
             && let Some(near) = stored.remove(&near)
         {
-            found.push((number, near, far));
+            found.push((number, Carrier { near, far }));
         }
     }
     found

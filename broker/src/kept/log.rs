@@ -94,13 +94,18 @@ impl Log {
         Ok(log)
     }
 
+    /// Whether it is a memfd, sealed as a log is: closing it takes no time.
+    pub fn can_be(fd: BorrowedFd<'_>) -> bool {
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS);
+        seals.is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(SEALS))
+    }
+
     /// The log of a broker before, and the bytes of its records: see [`payloads`].
     ///
     /// # Errors
     /// See [`LogError`]; nothing of it can be used then.
     pub fn adopt(fd: OwnedFd) -> Result<(Self, Vec<u8>), LogError> {
-        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(|_| LogError::Format)?;
-        if !SealFlag::from_bits_retain(seals).contains(SEALS) {
+        if !Self::can_be(fd.as_fd()) {
             return Err(LogError::Format);
         }
         let file = File::from(fd);

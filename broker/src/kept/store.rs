@@ -8,7 +8,7 @@ use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::kept::carriers::{Carriers, CarryError, Class};
 use crate::kept::files::{FileKey, KeptFiles};
-use crate::kept::found::{Found, FoundAll, end_name, first_free, pairs};
+use crate::kept::found::{Found, FoundAll, Stored, end_name, first_free, pairs};
 use crate::kept::log::{Log, bytes_of};
 use crate::kept::records::{Key, Record, SavedAllocation, SavedGroup, encode};
 use crate::kernel::KernelFeatures;
@@ -87,13 +87,13 @@ impl CrashStore {
     /// Goes on with what the service manager had, by name, or begins anew.
     pub fn open(
         manager: &Manager,
-        stored: BTreeMap<String, OwnedFd>,
+        stored: Stored,
         (table_fds, kept_allocations): (u64, u64),
         features: KernelFeatures,
     ) -> (Self, FoundAll) {
         let mut found = FoundAll::default();
         if !manager.has_store() {
-            found.unknown.extend(stored.into_values());
+            found.unknown.extend(stored.fds.into_values());
             return (CrashStore { table: None, is_end_said: false }, found);
         }
         let room = manager.entries_left(kept_allocations + STORED_BESIDE_KEPT) / 2;
@@ -255,7 +255,7 @@ impl CrashStore {
 impl Table {
     fn open(
         manager: &Manager,
-        mut stored: BTreeMap<String, OwnedFd>,
+        Stored { fds: mut stored, mut strays }: Stored,
         room: &Room,
         features: KernelFeatures,
         found: &mut FoundAll,
@@ -263,10 +263,23 @@ impl Table {
         let first_new = first_free(&stored);
         let mut carriers = Carriers::new(room.carriers, room.fds, first_new);
         let mut fds = BTreeMap::new();
-        for (number, near, far) in pairs(&mut stored) {
-            if let Err(error) = carriers.adopt(number, near, far, &mut fds) {
-                log::error!("kept objects may be lost: a carrier cannot be read: {error}");
+        let mut failed = None;
+        for (number, pair) in pairs(&mut stored) {
+            let ends = [true, false].map(|is_near| end_name(number, is_near));
+            let looked = carriers.look(pair.far.as_fd(), &mut fds);
+            match looked.map_err(|error| failed = Some(error)) {
+                Ok(parcels) if ends.iter().all(|name| !strays.contains(name)) => {
+                    carriers.adopt(number, pair, parcels);
+                }
+                // Nobody knows what is written where, so what was found there is carried anew.
+                _ => {
+                    strays.extend(ends);
+                    found.unknown.extend([pair.near, pair.far]);
+                }
             }
+        }
+        if let Some(error) = failed {
+            log::error!("kept objects may be lost: carriers cannot be read, such as one: {error}");
         }
         if stored.contains_key(names::FORMER_BOOK) {
             log::warn!(
@@ -274,10 +287,20 @@ impl Table {
             );
         }
         let log = found.read(stored.remove(names::KEPT_LOG), fds, &mut stored);
-        let to_remove = stored.keys().cloned().collect();
-        let files = KeptFiles::new(features, room.files, found.files.drain(..), to_remove);
+        if let Some(name) = strays.first() {
+            let count = strays.len();
+            log::warn!(
+                "the service manager's store is rid of {count} names of no use, such as {name:?}"
+            );
+        }
+        let is_told = log.is_some() && !strays.remove(names::KEPT_LOG);
+        let mut log = log.map_or_else(|| Log::create(KEPT_LOG_AREA_BYTES), Ok)?;
+        if !is_told {
+            give_log(manager, &log)?;
+        }
+        strays.extend(stored.keys().cloned());
+        let files = KeptFiles::new(features, room.files, found.files.drain(..), strays);
         found.unknown.extend(stored.into_values());
-        let mut log = log.map_or_else(|| new_log(manager), Ok)?;
         log.give_back(u64::MAX)?;
         Ok(Table {
             log,
@@ -293,7 +316,7 @@ impl Table {
     }
 
     fn settle(&mut self, found: Vec<Found>, core: &Core, table: &mut FdTable) -> Vec<OwnedFd> {
-        let mut left = Vec::new();
+        let (mut left, mut anew) = (Vec::new(), Vec::new());
         let mut in_core: HashMap<u64, GroupId> = HashMap::new();
         for group in core.kept_groups() {
             in_core.extend(core.kept_group(group).map(|kept| (kept.version, group)));
@@ -306,14 +329,21 @@ impl Table {
                 continue;
             };
             match what {
-                What::Group(_, parcel) => drop(self.carriers.claim(parcel, slot, Class::of(kind))),
-                What::Allocation(_, file) => self.files.add(file, slot),
+                // Its carrier is given up.
+                What::Group(group, parcel)
+                    if !self.carriers.claim(parcel, slot, Class::of(kind)) =>
+                {
+                    anew.push(group);
+                }
+                _ => drop(self.entries.insert(key, Entry { what, bytes })),
             }
-            self.entries.insert(key, Entry { what, bytes });
+            if let What::Allocation(_, file) = what {
+                self.files.add(file, slot);
+            }
             // After a planned restart the fd is here already.
             left.extend(table.put(slot, kind, Files::default(), Some(found.fd)));
         }
-        in_core.into_values().for_each(|group| self.begin(group, core, table));
+        in_core.into_values().chain(anew).for_each(|group| self.begin(group, core, table));
         let slots: Vec<u32> = table.slots().map(|(slot, ..)| slot).collect();
         // Those that are there already are only written once more.
         slots.into_iter().for_each(|slot| self.keep(slot, core, table));
@@ -452,7 +482,8 @@ impl Table {
         let bytes = bytes_of(payload.len());
         let former = self.entries.get(&key).map(|entry| entry.bytes);
         if self.make_room(bytes, core) && self.write(key, payload) {
-            self.live_bytes = self.live_bytes + bytes - former.unwrap_or(0);
+            // At a start all of it is counted at the end.
+            self.live_bytes = (self.live_bytes + bytes).saturating_sub(former.unwrap_or(0));
             self.entries.insert(key, Entry { what, bytes });
         } else {
             log::error!("{key} ends with this broker, or is not up to date: no room in the table");
@@ -647,11 +678,8 @@ fn payload_of(what: What, core: &Core) -> Option<Vec<u8>> {
     }
 }
 
-/// A log that the service manager has, too.
-fn new_log(manager: &Manager) -> io::Result<Log> {
-    let log = Log::create(KEPT_LOG_AREA_BYTES)?;
-    // One that was refused must not come back.
+/// Has the service manager store this log alone: one that was refused must not come back.
+fn give_log(manager: &Manager, log: &Log) -> io::Result<()> {
     let _ = manager.remove(names::KEPT_LOG, MANAGER_PATIENCE);
-    manager.store(names::KEPT_LOG, log.as_fd(), MANAGER_PATIENCE).map_err(io::Error::other)?;
-    Ok(log)
+    manager.store(names::KEPT_LOG, log.as_fd(), MANAGER_PATIENCE).map_err(io::Error::other)
 }

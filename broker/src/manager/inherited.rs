@@ -5,7 +5,7 @@
 
 use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -38,8 +38,10 @@ pub struct Inherited {
     pub carriers: Vec<OwnedFd>,
     /// What is kept over a crash: its log, carriers and files, by name.
     pub kept: BTreeMap<String, OwnedFd>,
-    /// Fds of no known use.
-    pub others: Vec<(String, OwnedFd)>,
+    /// Fds of no known use, and second ones of a name.
+    pub others: Vec<OwnedFd>,
+    /// The names of these in the store, which has more under them than is of use.
+    pub strays: BTreeSet<String>,
 }
 
 impl Inherited {
@@ -57,26 +59,30 @@ impl Inherited {
 
     pub(crate) fn add(&mut self, name: String, fd: OwnedFd) {
         match name.as_str() {
-            names::LEDGER => self.ledger = Some(fd),
+            // The store drops all that has this name once it is taken.
+            names::LEDGER => self.others.extend(self.ledger.replace(fd)),
             names::CARRIER => self.carriers.push(fd),
             kept if is_kept(kept) => {
                 if let Some(double) = self.kept.insert(name.clone(), fd) {
-                    self.others.push((name, double));
+                    self.others.push(double);
+                    self.strays.insert(name);
                 }
             }
             // Whatever the unit calls it: what it is bound to says what it is for.
             _ => match bound_path(&fd) {
                 Some(path) => self.listeners.push((path, fd)),
-                None => self.others.push((name, fd)),
+                None => {
+                    self.others.push(fd);
+                    self.strays.insert(name);
+                }
             },
         }
     }
 
     /// The fds that nothing has claimed.
     pub fn unused(self) -> impl Iterator<Item = OwnedFd> {
-        let Self { listeners: _, ledger, carriers, kept, others } = self;
-        let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
-        ledger.into_iter().chain(carriers).chain(named)
+        let Self { listeners: _, ledger, carriers, kept, others, strays: _ } = self;
+        ledger.into_iter().chain(carriers).chain(kept.into_values()).chain(others)
     }
 
     /// Number of fds that came, the listening sockets not counted: none of them stays as it is.

@@ -242,6 +242,19 @@ impl Kept {
         self.names()[name].0
     }
 
+    /// The service manager has heard all that it is to hear.
+    fn until_told(&mut self) {
+        for _ in 0..20_000 {
+            self.store.hear();
+            if self.bench.server.kept.due().is_none() {
+                return;
+            }
+            self.bench.turn();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("it is not told");
+    }
+
     /// Until exactly so many fds lie in carriers.
     fn until_carried(&mut self, count: usize) {
         self.bench.until(|server| server.kept.carried() == count);
@@ -599,6 +612,70 @@ fn kept_when_the_table_of_a_planned_restart_is_lost_then_it_is_made_anew() {
     });
     assert_eq!(kept.names(), before);
     assert_eq!(kept.kill().names(), before);
+}
+
+/// The names that a store has without anything of no use, where nothing is kept but objects.
+fn assert_of_use(store: &Store, doubles: &[&str]) {
+    let mut names: Vec<&str> = store.stored.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all, "none is there twice: {names:?}");
+    let is_end = |name: &str| name.starts_with('o') && name.ends_with(['0', '1']);
+    assert!(names.iter().all(|name| *name == names::KEPT_LOG || is_end(name)), "{names:?}");
+    assert!(doubles.iter().all(|double| !names.contains(double)), "{names:?}");
+}
+
+#[test]
+fn store_when_carriers_cannot_be_read_or_names_are_unknown_or_double_then_they_leave_and_nothing_kept_is_lost()
+ {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    kept.put(&["b"], KEEP);
+    let before = kept.names();
+    let mut carriers: Vec<String> = Vec::new();
+    for round in 0..3 {
+        let mut add = |name: &str, fd: OwnedFd| kept.store.stored.push((name.to_owned(), fd));
+        // A pair that is none, and an end alone.
+        let number = 1000 + round;
+        add(&format!("o{number}.0"), memfd());
+        add(&format!("o{number}.1"), memfd());
+        add(&format!("o{}.1", number + 500), memfd());
+        add("k77.3", memfd());
+        add("stored", memfd());
+        add("of a newer broker", memfd());
+        kept.store.hear();
+        // A later file under each name of use; systemd hands it out first.
+        let is_carrier = |name: &str| name.starts_with('o') && name != names::KEPT_LOG;
+        let in_use: Vec<String> = kept.store.stored.iter().map(|(name, _)| name.clone()).collect();
+        carriers = in_use.into_iter().filter(|name| is_carrier(name)).collect();
+        let doubles = carriers.iter().map(|name| (name.clone(), memfd()));
+        let doubles: Vec<_> = doubles.chain([(names::KEPT_LOG.to_owned(), memfd())]).collect();
+        kept.store.stored.splice(0..0, doubles);
+        kept = kept.kill();
+        assert_eq!(kept.names(), before, "round {round}");
+        kept.until_told();
+        assert_of_use(&kept.store, &carriers.iter().map(String::as_str).collect::<Vec<_>>());
+        kept.until_carried(2);
+    }
+    assert!(!carriers.is_empty());
+    assert_eq!(kept.kill().names(), before);
+}
+
+#[test]
+fn store_when_its_log_is_no_memfd_then_it_is_closed_by_a_lane_and_another_takes_its_place() {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    let (socket, _other) = fdbroker_scm::seqpacket_pair().unwrap();
+    kept.store.stored.retain(|(name, _)| name != names::KEPT_LOG);
+    kept.store.stored.push((names::KEPT_LOG.to_owned(), socket));
+    let mut kept = kept.kill();
+    assert!(kept.names().is_empty());
+    kept.until_carried(0);
+    kept.until_told();
+    assert_of_use(&kept.store, &[]);
+    kept.put(&["a"], KEEP);
+    assert_eq!(kept.kill().names().len(), 1);
 }
 
 #[test]

@@ -56,19 +56,6 @@ impl Kept {
         assert_eq!(self.bench.server.kept.carried(), 0);
     }
 
-    /// The service manager has heard all that it is to hear.
-    fn until_told(&mut self) {
-        for _ in 0..20_000 {
-            self.store.hear();
-            if self.bench.server.kept.due().is_none() {
-                return;
-            }
-            self.bench.turn();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("it is not told");
-    }
-
     /// Has the service manager read nothing, with its socket full, until it hears again.
     fn stick(&mut self) {
         while self.bench.server.manager.remove("x", Duration::ZERO).is_ok() {}
@@ -83,6 +70,15 @@ impl Kept {
 
 fn memfds(count: usize) -> Vec<OwnedFd> {
     (0..count).map(|_| memfd()).collect()
+}
+
+/// A broker that keeps so many files, and has told the service manager of all of them.
+fn keeping(count: usize) -> (Kept, Vec<OwnedFd>, Ids) {
+    let mut kept = Kept::new();
+    let fds = memfds(count);
+    let ids = kept.keep_all(&fds);
+    kept.until_told();
+    (kept, fds, ids)
 }
 
 #[test]
@@ -107,9 +103,7 @@ fn allocations_when_there_are_more_than_a_message_takes_then_all_over_kills_and_
 
 #[test]
 fn allocations_when_some_end_then_the_others_alone_over_a_kill_and_nothing_else_is_stored() {
-    let mut kept = Kept::new();
-    let fds = memfds(9);
-    let ids = kept.keep_all(&fds);
+    let (mut kept, fds, ids) = keeping(9);
     for id in ids.iter().skip(1).step_by(2) {
         kept.end(*id);
     }
@@ -174,10 +168,7 @@ fn allocation_when_killed_between_its_record_and_the_message_then_none_and_none_
 
 #[test]
 fn allocation_when_killed_between_its_end_and_the_message_then_it_does_not_come_back() {
-    let mut kept = Kept::new();
-    let fds = memfds(2);
-    let ids = kept.keep_all(&fds);
-    kept.until_told();
+    let (mut kept, fds, ids) = keeping(2);
     kept.stick();
     kept.end(ids[0]);
     kept.store.hear();
@@ -190,10 +181,7 @@ fn allocation_when_killed_between_its_end_and_the_message_then_it_does_not_come_
 
 #[test]
 fn stored_file_when_it_has_no_record_or_another_inode_then_of_no_handle_and_out_of_the_store() {
-    let mut kept = Kept::new();
-    let fds = memfds(2);
-    let ids = kept.keep_all(&fds);
-    kept.until_told();
+    let (mut kept, fds, ids) = keeping(2);
     let stored = &mut kept.store.stored;
     stored.push((format!("{}77.7", names::KEPT_PREFIX), memfd()));
     let name = format!("{}{}.{}", names::KEPT_PREFIX, ids[0].slot, ids[0].generation);
@@ -204,6 +192,20 @@ fn stored_file_when_it_has_no_record_or_another_inode_then_of_no_handle_and_out_
     kept.until_told();
     assert_eq!(kept.stored().len(), 1);
     kept.kill().assert_kept([(ids[1], &fds[1])]);
+}
+
+#[test]
+fn stored_file_when_another_has_its_name_then_the_allocations_alone_is_left() {
+    let (mut kept, fds, ids) = keeping(2);
+    // Later ones, which systemd hands out first.
+    let doubles: Vec<_> = kept.stored().iter().map(|name| (name.to_string(), memfd())).collect();
+    kept.store.stored.splice(0..0, doubles);
+    for _ in 0..2 {
+        kept = kept.kill();
+        kept.assert_kept(ids.iter().copied().zip(&fds));
+        kept.until_told();
+        assert_eq!(kept.stored().len(), 2);
+    }
 }
 
 #[test]
@@ -225,10 +227,7 @@ fn allocations_when_the_store_is_smaller_than_their_cap_then_as_many_as_it_takes
 
 #[test]
 fn allocations_when_a_broker_before_has_stored_them_by_its_list_then_a_planned_restart_has_them() {
-    let mut kept = Kept::new();
-    let fds = memfds(3);
-    let ids = kept.keep_all(&fds);
-    kept.until_told();
+    let (mut kept, fds, ids) = keeping(3);
     let parcel = kept.bench.server.pack(Way::Store).unwrap();
     kept.bench.server.leave_places();
     kept.store.stored.retain(|(name, _)| name.starts_with(names::KEPT_PREFIX));
@@ -244,10 +243,7 @@ fn allocations_when_a_broker_before_has_stored_them_by_its_list_then_a_planned_r
 
 #[test]
 fn allocations_when_their_records_change_often_then_the_table_stays_small_and_has_them_all() {
-    let mut kept = Kept::new();
-    let fds = memfds(20);
-    let ids = kept.keep_all(&fds);
-    kept.until_told();
+    let (mut kept, fds, ids) = keeping(20);
     for id in ids.iter().cycle().take(40_000) {
         let Server { kept, manager, core, fds, .. } = &mut kept.bench.server;
         kept.keep(id.slot, manager, core, fds);
