@@ -512,6 +512,9 @@ pub const LANE_BATCH: usize = 64;
 /// memory.
 pub const LANE_REPORT: Duration = Duration::from_micros(200);
 
+/// How long a start waits for its first lane. Longer than any machine takes that has room for it.
+pub const FIRST_LANE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long a lane without work stays, for the next burst: to start one takes some 200 us.
 pub const LANE_IDLE: Duration = Duration::from_secs(1);
 

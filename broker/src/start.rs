@@ -53,6 +53,19 @@ pub enum RunError {
     /// The core refuses its configuration.
     #[error("the settings do not work together: {0}; correct the value named")]
     Settings(fdbroker_core::ConfigError),
+    /// This user or its cgroup has as many processes and threads as it may.
+    #[error(
+        "cannot {what}: {source}; this user may have {most} processes and threads (RLIMIT_NPROC; ulimit -u, LimitNPROC= of systemd), \
+         and its cgroup pids.max (TasksMax=): raise the limit that is reached"
+    )]
+    Tasks {
+        /// What was attempted, a verb first.
+        what: &'static str,
+        /// RLIMIT_NPROC.
+        most: u64,
+        /// What the system call says.
+        source: io::Error,
+    },
     /// The system refuses something.
     #[error("cannot {what}: {source}")]
     Os {
@@ -65,6 +78,17 @@ pub enum RunError {
 
 fn os<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> RunError {
     move |error| RunError::Os { what, source: error.into() }
+}
+
+/// Of a thread or process.
+fn no_task<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> RunError {
+    let most = getrlimit(Resource::RLIMIT_NPROC).map_or(u64::MAX, |(soft, _)| soft);
+    move |error| match error.into() {
+        source if source.raw_os_error() == Some(libc::EAGAIN) => {
+            RunError::Tasks { what, most, source }
+        }
+        source => RunError::Os { what, source },
+    }
 }
 
 /// Serves until SIGTERM, SIGINT or the end of `until_eof`; `ready` is called once clients can
@@ -100,7 +124,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         }),
     };
     // After the table has grown. Until the end: what is said of it is read, or given up.
-    let _log = LogThread::start().map_err(os("start a thread for the log"))?;
+    let _log = LogThread::start().map_err(no_task("start a thread for the log"))?;
     if settings.mode == Mode::Service {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }
@@ -119,6 +143,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         arrived,
     };
     let mut server = prepare(settings, outside, real_calls())?;
+    // What may be too much is there, but for a thread of a takeover.
+    server.start_first_lane().map_err(no_task("start a process that looks at clients"))?;
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
@@ -134,7 +160,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
 /// The other broker lets go, and this one has its place.
 fn take_over(server: &mut Server, takeover: Takeover) -> Result<(), RunError> {
     takeover.confirm()?;
-    let clients = server.take_place().map_err(os("start the liveness thread"))?;
+    let clients = server.take_place().map_err(no_task("start the liveness thread"))?;
     takeover.finish();
     log::info!("clients taken over: {clients}");
     Ok(())
@@ -246,7 +272,7 @@ pub(crate) fn prepare(
     left.add(inherited.unused().collect());
     server.settle_kept(found.whole, left);
     if !is_takeover {
-        server.take_place().map_err(os("start the liveness thread"))?;
+        server.take_place().map_err(no_task("start the liveness thread"))?;
     }
     // From here on others see that this broker is alive.
     drop(starting);
@@ -399,7 +425,7 @@ pub(crate) fn real_calls() -> Calls {
 }
 
 fn start_closers(poll: &Poll, calls: Calls) -> Result<Closers, RunError> {
-    let closers = Closers::new(calls).map_err(os("start a process for lanes"))?;
+    let closers = Closers::new(calls).map_err(no_task("start a process for lanes"))?;
     register(poll, closers.as_fd(), Source::Closers).map_err(os("watch lanes"))?;
     Ok(closers)
 }

@@ -8,12 +8,14 @@ use crate::fds::jobs::{Calls, Job, NOBODY, Order, Report, Said, Task, act, word}
 use crate::fds::lane::{Common, Progress, SAID_BYTES};
 use crate::fds::pool::{Kind, LaneOf, Pool};
 use crate::limits::{
-    HUNG_CLOSE, LANE_BATCH, LANE_IDLE, LANE_RETRY, LANE_SLOW, LANES_MAX, WORDS_PER_CHORE,
+    FIRST_LANE_PATIENCE, HUNG_CLOSE, LANE_BATCH, LANE_IDLE, LANE_RETRY, LANE_SLOW, LANES_MAX,
+    WORDS_PER_CHORE,
 };
 use crate::node::shared_map::SharedMap;
 use fdbroker_core::Lane;
 use fdbroker_scm::{ReceivedFds, SendError};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
@@ -227,10 +229,27 @@ impl Closers {
         Ok(())
     }
 
+    /// Waits for the first lane: without one no client is let in.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_first(&mut self) -> io::Result<()> {
+        if self.places.iter().all(Option::is_none) {
+            self.start_at(0)?;
+        }
+        let until = Instant::now() + FIRST_LANE_PATIENCE;
+        while self.place_in(State::Starting).is_some() && Instant::now() < until {
+            let _ = poll(&mut [PollFd::new(self.said.as_fd(), PollFlags::POLLIN)], 100_u8);
+            self.listen();
+        }
+        self.flush();
+        if self.short_until.is_none() { Ok(()) } else { Err(Errno::EAGAIN.into()) }
+    }
+
     fn note_short(&mut self, error: &io::Error) {
         if self.short_until.is_none() {
             log::error!(
-                "fds are closed late: no process can be started for it (see TasksMax and the limits of pids): {error}"
+                "clients wait to be let in, and fds are closed late: no process can be started for it (see TasksMax and the limits of pids): {error}"
             );
         }
         self.short_until = Some(Instant::now() + LANE_RETRY);

@@ -285,6 +285,25 @@ fn start_when_the_fd_table_is_too_small_then_the_number_that_is_said_suffices_an
 }
 
 #[test]
+fn start_when_the_user_may_have_few_processes_then_clients_are_let_in_or_an_error_names_the_limit()
+{
+    // To the kernel it is no limit of root's.
+    let is_root = nix::unistd::geteuid().is_root();
+    let mut served = 0;
+    for tasks in 1..=8 {
+        let setup = if is_root { Setup::new().service() } else { Setup::new() };
+        match setup.tasks(tasks).try_start() {
+            Ok(broker) => {
+                Raw::connect(&broker.socket());
+                served += 1;
+            }
+            Err(log) => assert!(log.contains("RLIMIT_NPROC"), "{tasks}: {log}"),
+        }
+    }
+    assert!(served > 0 || !is_root);
+}
+
+#[test]
 fn start_when_files_may_not_be_that_large_then_refused_and_not_killed() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = program();

@@ -48,6 +48,7 @@ pub struct Setup {
     config: String,
     arguments: Vec<String>,
     nofile: Option<u64>,
+    tasks: Option<u64>,
     uid: Option<u32>,
     listeners: Vec<&'static str>,
 }
@@ -87,6 +88,12 @@ impl Setup {
         self
     }
 
+    /// Sets how many processes and threads the daemon's user may have (RLIMIT_NPROC).
+    pub fn tasks(mut self, limit: u64) -> Setup {
+        self.tasks = Some(limit);
+        self
+    }
+
     /// Has the daemon do without these kernel features, as on an older kernel.
     pub fn without_kernel_features(mut self, list: &str) -> Setup {
         self.arguments.extend(["--without-kernel-features".into(), list.to_owned()]);
@@ -110,6 +117,11 @@ impl Setup {
     }
 
     pub fn start(self) -> Broker {
+        self.try_start().expect("it starts")
+    }
+
+    /// Starts it; the error has its log.
+    pub fn try_start(self) -> Result<Broker, String> {
         let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
         if let Some(uid) = self.uid {
             chown(dir.path(), Some(uid), Some(uid)).expect("chown");
@@ -120,13 +132,13 @@ impl Setup {
         });
         let config = listeners.chain([self.config.clone()]).collect::<String>();
         std::fs::write(dir.path().join("config.toml"), config).expect("write the config");
-        let process = Process::start(&self, dir.path(), &[]).expect("it starts");
+        let process = Process::start(&self, dir.path(), &[])?;
         let mut broker = Broker { setup: self, dir, process: Some(process), fds_at_start: None };
         // A service is not dumpable: its /proc/PID/fd is root's.
         if nix::unistd::geteuid().is_root() || broker.setup.is_private() {
             broker.fds_at_start = Some(broker.settled_fds());
         }
-        broker
+        Ok(broker)
     }
 
     fn is_private(&self) -> bool {
@@ -185,12 +197,12 @@ impl Process {
         command.env_clear().env("RUST_BACKTRACE", "1").env("FDBROKER_LOG", "debug");
         command.envs(OF_STAND_INS.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
-        if let Some(limit) = setup.nofile {
+        let limits = [(Rlimit::RLIMIT_NOFILE, setup.nofile), (Rlimit::RLIMIT_NPROC, setup.tasks)];
+        for (which, limit) in limits {
+            let Some(limit) = limit else { continue };
             // SAFETY: setrlimit(2) is async-signal-safe and touches no memory of the parent.
             unsafe {
-                command.pre_exec(move || {
-                    setrlimit(Rlimit::RLIMIT_NOFILE, limit, limit).map_err(Into::into)
-                });
+                command.pre_exec(move || setrlimit(which, limit, limit).map_err(Into::into));
             }
         }
         let mut child = command.spawn().expect("start fdbrokerd");

@@ -47,6 +47,14 @@ impl Server {
         Ok(())
     }
 
+    /// Waits until there is a lane, by which clients are let in.
+    ///
+    /// # Errors
+    /// There can be no process for it.
+    pub fn start_first_lane(&mut self) -> io::Result<()> {
+        self.fds.closers().start_first()
+    }
+
     /// Says that clients can connect.
     pub fn say_ready(&mut self) {
         let (summary, core) = (self.settings.summary(), &self.settings.core);
