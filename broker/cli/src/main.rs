@@ -23,6 +23,7 @@ mod output;
 mod private_broker;
 mod records;
 mod signals;
+mod std_fds;
 mod subject;
 mod table;
 

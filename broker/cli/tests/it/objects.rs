@@ -32,6 +32,29 @@ fn put_when_its_process_has_ended_then_objects_and_get_have_it() {
     assert!(end(&output).1.contains("--keep=TTL"), "says how long it stays");
 }
 
+/// Rust's runtime opens /dev/null in their place.
+#[test]
+fn put_and_get_when_stdin_or_stdout_is_closed_then_refused_and_dev_null_is_taken() {
+    let dir = TestDir::new("objects-closed");
+    for name in ["-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"] {
+        let text = format!("$F put a {name} <&- && exit 9; test $? = 1; $F objects --json");
+        let output = script(&dir, &text);
+        assert_eq!(one_json_line(&output)["objects"], serde_json::json!([]), "{name}");
+        assert!(end(&output).1.contains("standard input is closed"), "{name}");
+    }
+    // Of both access modes: subprocess.DEVNULL of Python can be written to, too.
+    let output =
+        script(&dir, "$F put a - < /dev/null; $F put b - <> /dev/null; echo x > f; $F put c f <&-");
+    let made = ["a  version 1  0 B", "b  version 2  0 B", "c  version 3  2 B"];
+    assert_eq!(stdout(&output).lines().collect::<Vec<_>>(), made);
+    let output = script(
+        &dir,
+        "printf x > f; $F put a f; $F get a >&- && exit 9; test $? = 1; $F get a > /dev/null",
+    );
+    assert_eq!(stdout(&output), "a  version 1  1 B\n");
+    assert!(end(&output).1.contains("standard output is closed"));
+}
+
 #[test]
 fn put_when_several_files_then_one_version_and_names_as_cp_would_give() {
     let dir = TestDir::new("objects-group");

@@ -9,6 +9,7 @@ pub use args::Args;
 use crate::by_name::{connect_within, soon, undone};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, human_size, printable, write_error};
+use crate::std_fds;
 use fdbroker_client::{Deadline, Object, Objects};
 use fdbroker_protocol::ErrorCode;
 use serde::Serialize;
@@ -122,6 +123,7 @@ fn to_file(object: &Object, is_metadata: bool, path: &Path) -> Result<()> {
 }
 
 fn to_stdout(object: &Object, is_metadata: bool) -> Result<()> {
+    std_fds::check_stdout()?;
     let stdout = io::stdout();
     let is_terminal = stdout.is_terminal();
     let mut stdout = stdout.lock();

@@ -1,9 +1,13 @@
 //! A file that becomes an object. Must never map a file, which somebody else may cut meanwhile.
 
 use crate::error::{Context, Error, Result};
+use crate::std_fds;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+
+/// Paths of standard input.
+const STDIN: [&str; 4] = ["-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"];
 
 /// A file of known size.
 #[derive(Debug)]
@@ -24,6 +28,9 @@ impl Input {
     /// Opens it, and reads it if only that tells its size.
     pub fn open(path: &Path) -> Result<Self> {
         let reading = || format!("read {}", path.display());
+        if STDIN.iter().any(|name| path == Path::new(name)) {
+            std_fds::check_stdin()?;
+        }
         let mut bytes = Vec::new();
         let (from, size_bytes) = if path == Path::new("-") {
             std::io::stdin().lock().read_to_end(&mut bytes).context(reading)?;
