@@ -6,6 +6,7 @@ use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Grant, Handle, HostMemory, IsolatedBuffer,
     IsolatedMemory, MemoryKind, Share,
 };
+use fdbroker_scm::{ReceivedFds, recv_timeout};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -14,15 +15,18 @@ use nix::unistd::{ForkResult, fork, ftruncate};
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::ptr::NonNull;
 
 const USAGE: &str = "usage: audit-client produce COUNT
        audit-client orphan
        audit-client ROLE HANDLE...
        audit-client can-ring
+       audit-client manager PATH
 COUNT buffers, half of them ranges of one arena; their handles on stdout. ROLE: honest, leak, copy, own, stray,
 in-flight, forgotten, unmapped, mapped, hold, child, thread, headless, ring, stranger. Each says `ready PID FD` and then waits for
-the end of its input. can-ring says by its exit status whether this user can have an io_uring.";
+the end of its input. can-ring says by its exit status whether this user can have an io_uring. manager is a service manager
+that stores what brokers send to its socket at PATH.";
 
 const BYTES: usize = 64 << 10;
 
@@ -36,6 +40,7 @@ fn main() -> Outcome<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["can-ring"] => return Ring::new().map(drop),
+        ["manager", path] => return manager(path),
         // The child is to have nothing of the broker.
         ["stranger", handle] => return stranger(&parse(handle).ok_or(USAGE)?),
         _ => {}
@@ -67,6 +72,18 @@ fn wait(pid: u32, fd: i32) -> Outcome<()> {
     std::io::stdout().flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
+}
+
+/// Keeps what it is sent until the input ends.
+fn manager(path: &str) -> Outcome<()> {
+    let socket = UnixDatagram::bind(path)?;
+    std::thread::spawn(move || {
+        let (mut stored, mut fds) = (Vec::new(), ReceivedFds::new());
+        while recv_timeout(socket.as_fd(), &mut [0; 4096], &mut fds, None).is_ok() {
+            stored.extend(fds.drain());
+        }
+    });
+    wait(std::process::id(), -1)
 }
 
 // ---- owners

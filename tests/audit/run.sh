@@ -249,6 +249,15 @@ odd_ones() {
 }
 
 check "a node without clients: no finding" clean
+# Of what a broker has for itself, its log of what is kept is there only with a service manager that stores fds.
+client manager "$work/notify"
+# shellcheck disable=SC2016 # the inner shell expands it
+with_a_log() {
+  FDSTORE=4096 NOTIFY_SOCKET=$work/notify "$bin/fdbroker" run -- "$BASH" -c '
+    pid=$("$0" status --json | grep -o "\"pid\":[0-9]*" | head -n 1)
+    ls -l "/proc/${pid#*:}/fd" | grep memfd:fdbroker-kept-objects && "$0" audit --json' "$bin/fdbroker"
+}
+check "a broker under a service manager that stores fds: no finding" with_a_log
 client produce 8
 producer=$started
 mapfile -t handles <<< "$said"

@@ -16,8 +16,10 @@ pub const PAGE_MEMFD: &str = "generations";
 pub const STATE_MEMFD: &str = "fdbroker-state";
 /// The log of what is kept.
 pub const KEPT_LOG_MEMFD: &str = "fdbroker-kept-objects";
+/// The configuration while it is read again, for ever if its disk hangs.
+pub const CONFIG_MEMFD: &str = "fdbroker-config";
 /// All memfds of a broker that are no client's memory.
-pub const OWN_MEMFDS: [&str; 3] = [PAGE_MEMFD, STATE_MEMFD, KEPT_LOG_MEMFD];
+pub const OWN_MEMFDS: [&str; 4] = [PAGE_MEMFD, STATE_MEMFD, KEPT_LOG_MEMFD, CONFIG_MEMFD];
 
 /// With what the names of further links to sockets begin.
 pub const LINK_PREFIX: &str = "socket-";

@@ -3,6 +3,7 @@
 //! clients have already been told.
 
 use crate::limits::PATH_BYTES;
+use crate::node::names::CONFIG_MEMFD;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{MadeOf, Settings};
 use fdbroker_core::CapsOfScopes;
@@ -49,7 +50,7 @@ impl Rereading {
         if path.len() >= PATH_BYTES {
             return Err(io::ErrorKind::InvalidFilename.into());
         }
-        let memfd = File::from(memfd_create(c"fdbroker-config", MFdFlags::MFD_CLOEXEC)?);
+        let memfd = File::from(memfd_create(CONFIG_MEMFD, MFdFlags::MFD_CLOEXEC)?);
         memfd.set_len(PATH_BYTES as u64)?;
         memfd.write_all_at(path, 0)?;
         let memfd: &File = self.memfd.insert(memfd);
