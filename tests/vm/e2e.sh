@@ -21,10 +21,10 @@ Ends with the line `N passed, N failed`.
 HELP
 }
 
-# What deposits, grants, maps, recalls or keeps memory of a kind. The others say the same of any kind, and run outside.
+# What deposits, grants, maps, recalls or keeps memory of a kind. The others say the same of any kind, and run outside: which handles
+# are good, how long an owner is waited for, what comes ahead, and a full fd table of the client's among them.
 of_memory=(
-  ahead:: cache:: comeback:: death:: deposits:: exports:: fd_store:: grace:: handles:: keep:: lifetime:: local_limit:: pressure::
-  recall:: resident:: takeover::
+  cache:: comeback:: death:: deposits:: exports:: fd_store:: keep:: lifetime:: pressure:: recall:: resident:: takeover::
 )
 # What depends on the age of the kernel.
 of_age=(
