@@ -2,6 +2,8 @@
 //! anything: `main` does.
 
 use crate::commands::*;
+use crate::records::{allocations, clients, jobs};
+use crate::table::{ListArgs, after_help};
 use clap::{CommandFactory, Parser, Subcommand};
 
 const EXAMPLES: &str = "\
@@ -57,8 +59,12 @@ pub enum Command {
     Run(run::Args),
     Demo(demo::Args),
     Status(status::Args),
-    Ls(ls::Args),
-    Clients(clients::Args),
+    /// List the allocations
+    #[command(after_long_help = after_help(allocations::EXAMPLES))]
+    Ls(ListArgs),
+    /// List the clients and what they are charged for
+    #[command(after_long_help = after_help(clients::EXAMPLES))]
+    Clients(ListArgs),
     Holders(holders::Args),
     Evict(evict::Args),
     Revoke(revoke::Args),
@@ -70,7 +76,9 @@ pub enum Command {
     Pin(pin::Args),
     Watch(watch::Args),
     Audit(audit::Args),
-    Jobs(jobs::Args),
+    /// List the jobs that use the broker, and what each is charged for
+    #[command(after_long_help = after_help(jobs::EXAMPLES))]
+    Jobs(ListArgs),
     Limits(limits::Args),
     Show(show::Args),
     Top(top::Args),

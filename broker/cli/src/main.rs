@@ -32,8 +32,10 @@ use cli::{Cli, Command, visible};
 use commands::*;
 use error::{Error, Result, exit};
 use output::say;
+use records::{allocations, clients, jobs};
 use std::ffi::OsStr;
 use std::process::ExitCode;
+use table::List;
 
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
@@ -59,8 +61,8 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(args)?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Status(args) => done(status::run(args))?,
-        Command::Ls(args) => done(ls::run(&args))?,
-        Command::Clients(args) => done(clients::run(&args))?,
+        Command::Ls(args) => done(List::show("allocations", allocations::COLUMNS, &args))?,
+        Command::Clients(args) => done(List::show("clients", &clients::COLUMNS, &args))?,
         Command::Holders(args) => done(holders::run(args))?,
         Command::Evict(args) => evict::run(args)?,
         Command::Revoke(args) => revoke::run(args)?,
@@ -72,7 +74,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Pin(args) => pin::run(&args)?,
         Command::Watch(args) => done(watch::run(args))?,
         Command::Audit(args) => audit::run(&args)?,
-        Command::Jobs(args) => done(jobs::run(&args))?,
+        Command::Jobs(args) => done(List::show("jobs", &jobs::COLUMNS, &args))?,
         Command::Limits(args) => done(limits::run(args))?,
         Command::Show(args) => done(show::run(args))?,
         Command::Top(args) => done(top::run(args))?,

@@ -1,10 +1,9 @@
 //! `fdbroker completions`: makes shell scripts from the command line's definition. Must never name
 //! a hidden command.
 
-use crate::commands::jobs;
 use crate::error::{Context, Result};
 use crate::output::Output;
-use crate::records::{allocations, clients, leases, objects};
+use crate::records::{allocations, clients, jobs, leases, objects};
 use crate::table::names;
 use clap::builder::PossibleValuesParser;
 use clap::{Command, ValueEnum};

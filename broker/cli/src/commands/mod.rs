@@ -1,9 +1,9 @@
-//! The commands, a room each: `Args` with their help, and `run`, which does it. Must never use one
+//! The commands, a room each: `Args` with their help, and `run`, which does it; what lists all that
+//! the broker has of a kind is its columns alone (`records`). Must never use one
 //! another: what two of them need has a place beside this one.
 
 pub mod audit;
 pub mod broker;
-pub mod clients;
 pub mod completions;
 pub mod config;
 pub mod demo;
@@ -12,9 +12,7 @@ pub mod drain;
 pub mod evict;
 pub mod get;
 pub mod holders;
-pub mod jobs;
 pub mod limits;
-pub mod ls;
 pub mod man;
 pub mod metrics;
 pub mod objects;

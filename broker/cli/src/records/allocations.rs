@@ -6,6 +6,13 @@ use fdbroker_protocol::admin::{AllocationRecord, AllocationState, NO_OWN_FD};
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{MemoryKind, Share};
 
+pub const EXAMPLES: &str = "\
+Examples:
+  fdbroker ls --sort SIZE:desc                     the largest first
+  fdbroker ls --filter 'OWNER == none or SIZE >= 1GiB'
+  fdbroker ls -o +BASE,SHARE --filter 'STATE == ended and MAPPED_LEASES > 0'
+  fdbroker ls --json -o owner_pid,size_bytes | jq '.allocations[]'";
+
 pub const COLUMNS: &[Column<AllocationRecord>] = &[
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "its id", |it| {
         records::id(it.slot, it.generation)

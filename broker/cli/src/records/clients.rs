@@ -6,6 +6,11 @@ use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::{ClientRecord, NO_AGE};
 use std::sync::LazyLock;
 
+pub const EXAMPLES: &str = "\
+Examples:
+  fdbroker clients --sort FDS:desc                 who uses most fds
+  fdbroker clients --filter 'SILENT == yes or PARKED_REQUESTS > 0'";
+
 pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
     let shown = [records::SHOWN, &[Resource::ParkedRequests]].concat();
     let resources =
@@ -54,13 +59,7 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
         Column::on_request(Kind::Number, "CLIENT", "client", "its number in the broker", |it| {
             Value::Number(it.client.get().into())
         }),
-        Column::on_request(
-            Kind::Number,
-            "LISTENER",
-            "listener",
-            "number of the socket it came by",
-            |it| Value::Number(it.listener.get().into()),
-        ),
+        records::listener(|it| Value::Number(it.listener.get().into())),
     ];
     all.extend(resources.chain(others));
     all

@@ -3,6 +3,7 @@
 
 pub mod allocations;
 pub mod clients;
+pub mod jobs;
 pub mod leases;
 pub mod objects;
 mod users;
@@ -11,7 +12,7 @@ pub use users::user;
 
 use crate::admin::{OWN_PART, WHOLE};
 use crate::output::{commas, counted, human_size, is_shown, seconds};
-use crate::table::Value;
+use crate::table::{Column, Kind, Value};
 use fdbroker_protocol::admin::{NodeStatus, Use};
 use fdbroker_protocol::{
     AllocationId, ByCounter, ByGauge, ByResource, Gauge, Resource, Scope, Unit,
@@ -214,6 +215,12 @@ pub fn job_label(key: U64, name: &[u8]) -> Option<String> {
         (key, []) => Some(format!("job:{key:016x}")),
         (_, name) => Some(String::from_utf8_lossy(name).into_owned()),
     }
+}
+
+/// The column of the socket by which something came, whose number this is.
+pub fn listener<R>(number: fn(&R) -> Value) -> Column<R> {
+    let help = "number of the socket it came by";
+    Column::on_request(Kind::Number, "LISTENER", "listener", help, number)
 }
 
 /// The name of a job as a value of a column.

@@ -1,14 +1,12 @@
-//! `fdbroker jobs`: lists jobs with their charges. Must never decide how a list is printed:
-//! [`crate::table`] does.
+//! The columns of jobs. Must never decide how they are printed.
 
-use crate::error::Result;
 use crate::records;
-use crate::table::{self, Column, Kind, List, ListArgs, Value};
+use crate::table::{Column, Kind, Value};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::AccountRecord;
 use std::sync::LazyLock;
 
-const EXAMPLES: &str = "\
+pub const EXAMPLES: &str = "\
 A job is a cgroup that a scheduler made: slurm:ID, flux:ID, pbs:ID, or k8s: and the UID of a pod. A cgroup that no known
 scheduler made is unit:NAME, by the nearest service or scope of systemd, else job:KEY. PALS makes no cgroups: its
 processes belong to the PBS job, or to unit:palsd.service. Processes whose cgroup the broker cannot read, such as those
@@ -18,14 +16,6 @@ Examples:
   fdbroker jobs --sort FDS:desc
   fdbroker clients --filter 'JOB == slurm:4711'
   fdbroker ls -o +JOB";
-
-/// List the jobs that use the broker, and what each is charged for
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = table::after_help(EXAMPLES))]
-pub struct Args {
-    #[command(flatten)]
-    pub list: ListArgs,
-}
 
 pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     let shown = [&[Resource::Connections], records::SHOWN].concat();
@@ -56,13 +46,7 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
             "kept allocations whose owner is gone: charged to its user alone",
             |it| Value::Number(it.left_allocations.get().into()),
         ),
-        Column::on_request(
-            Kind::Number,
-            "LISTENER",
-            "listener",
-            "number of the socket it came by",
-            |it| Value::Number(it.listener.get().into()),
-        ),
+        records::listener(|it| Value::Number(it.listener.get().into())),
         // As text: JSON readers round numbers beyond 2^53.
         Column::on_request(
             Kind::Text,
@@ -75,7 +59,3 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     all.extend(resources.chain(others));
     all
 });
-
-pub fn run(args: &Args) -> Result<()> {
-    List::show("jobs", &COLUMNS, &args.list)
-}
