@@ -6,6 +6,11 @@
 //! close fds start when they are needed. Must
 //! never decide what the core decides, nor block on what a client sent.
 
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)
+)]
+
 pub mod cli;
 pub mod handover;
 pub mod kernel;

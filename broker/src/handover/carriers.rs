@@ -48,11 +48,12 @@ impl<'a> Outgoing<'a> {
             self.flush()?;
         }
         self.waiting.push(fd);
-        Ok(self.sent + self.waiting.len() as u32 - 1)
+        Ok(self.count() - 1)
     }
 
     /// Sends what waits. To be called after the last [`add`](Self::add).
     pub fn flush(&mut self) -> Result<(), CarryError> {
+        let count = self.count();
         let waiting = std::mem::take(&mut self.waiting);
         if waiting.is_empty() {
             return Ok(());
@@ -66,7 +67,7 @@ impl<'a> Outgoing<'a> {
             Err(SendError::TooManyRefs | SendError::Os(_)) => self.send_singly(&waiting)?,
             Err(error) => return Err(CarryError::Os(io::Error::other(error.to_string()))),
         }
-        self.sent += waiting.len() as u32;
+        self.sent = count;
         Ok(())
     }
 
@@ -114,7 +115,7 @@ impl<'a> Outgoing<'a> {
 
     /// Fds added so far.
     pub fn count(&self) -> u32 {
-        self.sent + self.waiting.len() as u32
+        self.sent + u32::try_from(self.waiting.len()).expect("a message's at most")
     }
 
     /// Numbers of the fds that the kernel does not send.

@@ -118,7 +118,7 @@ impl Log {
             return Err(LogError::Format);
         }
         let (commit, versions) = (read_word(&file, COMMIT_AT)?, read_word(&file, VERSIONS_AT)?);
-        let (generation, length) = ((commit >> 32) as u32, commit as u32);
+        let (generation, length) = ((commit >> 32) as u32, (commit & 0xffff_ffff) as u32);
         if length > area_bytes {
             return Err(LogError::Damaged(COMMIT_AT));
         }
@@ -174,7 +174,7 @@ impl Log {
             let end = (end + KEPT_LOG_ALLOCATED_AHEAD).min(self.area_bytes());
             let begin = begin_of(self.generation, self.area_bytes) + allocated;
             self.file.change(FallocateFlags::FALLOC_FL_KEEP_SIZE, begin, end - allocated)?;
-            self.allocated[area] = end as u32;
+            self.allocated[area] = u32::try_from(end).unwrap_or(self.area_bytes);
         }
         Ok(())
     }
@@ -191,7 +191,7 @@ impl Log {
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         // To its end: a page is only given back whole.
         self.file.change(hole, begin, self.area_bytes() - left)?;
-        self.allocated[area_of(other)] = left as u32;
+        self.allocated[area_of(other)] = u32::try_from(left).unwrap_or(self.area_bytes);
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Log {
         let end = u32::try_from(end).ok().filter(|end| *end <= self.area_bytes);
         let end = end.ok_or(io::ErrorKind::StorageFull)?;
         let mut record = Vec::with_capacity(FRAME_BYTES + payload.len());
-        record.extend((payload.len() as u32).to_le_bytes());
+        record.extend(u32::try_from(payload.len()).map_err(io::Error::other)?.to_le_bytes());
         record.extend(checksum(generation, at, payload).to_le_bytes());
         record.extend(payload);
         let allocated = &mut self.allocated[area_of(generation)];
@@ -321,7 +321,7 @@ fn check(bytes: &[u8], generation: u32) -> Result<(), usize> {
     while at < bytes.len() {
         let record = split(&bytes[at..]).and_then(|(length, sum, rest)| {
             let payload = rest.get(..length)?;
-            (checksum(generation, at as u32, payload) == sum).then_some(length)
+            (checksum(generation, u32::try_from(at).ok()?, payload) == sum).then_some(length)
         });
         at += FRAME_BYTES + record.ok_or(at)?;
     }

@@ -1,11 +1,13 @@
 #![doc = include_str!("../PROTOCOL.md")]
-#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod table;
 
 pub mod admin;
 mod cap_text;
 pub mod codec;
+// zerocopy makes a hidden type without it for each generic table.
+#[allow(missing_debug_implementations)]
 pub mod count;
 pub mod error;
 pub mod facts;
@@ -17,6 +19,7 @@ pub mod message;
 pub mod named;
 pub mod object;
 pub mod page;
+#[allow(missing_debug_implementations)] // as `count`
 pub mod resource;
 pub mod virtual_fd;
 
