@@ -15,6 +15,7 @@ use std::cell::Cell;
 #[path = "../src/fds/files.rs"]
 mod files;
 #[path = "../core/tests/support/mod.rs"]
+#[allow(dead_code)] // the core's own tests use the rest
 mod support;
 
 /// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the

@@ -13,8 +13,6 @@ use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 use support::{arrived, roomy};
 
-#[path = "support/supply.rs"]
-mod supply;
 mod support;
 
 const OWNER: ClientId = ClientId(0);
@@ -299,7 +297,7 @@ impl World {
     }
 
     fn supply(&mut self, id: AllocationId) {
-        let supplies = &[supply::supply(id, Ok(0), 1)];
+        let supplies = &[support::supply(id, Ok(0), 1)];
         self.step(Body::Supply { supplies }.by(OWNER, RequestId::ONE_WAY));
     }
 

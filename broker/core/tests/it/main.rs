@@ -23,8 +23,6 @@ mod objects;
 mod order;
 mod portions;
 mod reclaim;
-#[path = "../support/supply.rs"]
-mod supply;
 #[path = "../support/mod.rs"]
 mod support;
 mod turns;
@@ -154,7 +152,7 @@ impl World {
         fd: Result<u16, ErrorCode>,
         owner_id: u64,
     ) -> Vec<Effect> {
-        let supply = supply::supply(id, fd, owner_id);
+        let supply = support::supply(id, fd, owner_id);
         self.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY))
     }
 
@@ -250,7 +248,7 @@ fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
     let (mut world, id) = one_evicted();
     world.acquire(USER, &[Ok(id)], 1000);
     world.close_all();
-    let mut supply = supply::supply(id, Ok(0), 1);
+    let mut supply = support::supply(id, Ok(0), 1);
     supply.facts.fd_offset = u64::MAX - 4095;
     let effects = world.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY));
     assert!(effects.contains(&Effect::Publish { slot: id.slot, generation: 0 }), "{effects:?}");

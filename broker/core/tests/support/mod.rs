@@ -1,8 +1,8 @@
-//! A configuration and a deposit that tests begin with. Must never have a number that a test
-//! depends on and does not set.
+//! A configuration, a deposit and an answer to a recall that tests begin with. Must never have a
+//! number that a test depends on and does not set.
 
-use fdbroker_core::{Arrived, Caps, Config, Deposit, Judged, Lane, SubordinateUids};
-use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind};
+use fdbroker_core::{Arrived, Caps, Config, Deposit, Judged, Lane, SubordinateUids, Supply};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MAX_BATCH, MemoryKind};
 
 /// Room for millions, and no caps.
 pub fn roomy() -> Config {
@@ -33,6 +33,13 @@ pub fn roomy() -> Config {
 pub fn deposit(base: u64) -> Deposit {
     let facts = Facts { owner_allocation_id: base, ..Facts::new(MemoryKind::Memfd, 4096) };
     Deposit { recallable: true, base: base * 0x1_0000, ..facts.into() }
+}
+
+/// The fd of a page that its owner knows by this id, or why there is none.
+pub fn supply(id: AllocationId, fd: Result<u16, ErrorCode>, owner_allocation_id: u64) -> Supply {
+    let (refused_fd, file) = (None, None);
+    let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, 4096) };
+    Supply { id, fd, refused_fd, file, facts }
 }
 
 /// A deposit whose fd is what its owner says.

@@ -14,7 +14,6 @@ mod counters;
 mod events;
 mod fault;
 mod gpu;
-mod limits;
 mod order;
 mod peer;
 mod virtual_memory;

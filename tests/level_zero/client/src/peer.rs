@@ -6,7 +6,6 @@ use crate::counters::Counters;
 use crate::events::Pool;
 use crate::fault::{Fault, Outcome};
 use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern, with_fd};
-use crate::limits::PEER_TIMEOUT;
 use crate::order::ORDERS;
 pub use crate::order::Order;
 use fdbroker_scm::{ReceivedFds, RecvError, recv_timeout, send_timeout, seqpacket_pair};
@@ -17,6 +16,14 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes
+/// milliseconds, but minutes on a loaded machine whose virtual machine is emulated.
+pub const CASE_TIMEOUT_S: u32 = 300;
+
+/// The longest wait for the peer's answer: shorter than a case, so that the case can report it.
+pub const PEER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An order or an answer: 80 bytes, with or without an fd.
 #[derive(Clone, Copy, Debug)]

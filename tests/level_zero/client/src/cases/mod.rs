@@ -13,7 +13,7 @@ mod work;
 use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
-use crate::limits::CASE_TIMEOUT_S;
+use crate::peer::CASE_TIMEOUT_S;
 use crate::peer::count_fds;
 use devices::{
     APART, CARDS, COMBINED, COMBINED_123, COMPOSITE, COMPOSITE_1, COMPOSITE_01_1, FLAT, FLAT_0_3,

@@ -2,7 +2,7 @@
 //! check what it left behind.
 
 use crate::fault::{Fault, Outcome, holds};
-use crate::limits::PEER_TIMEOUT;
+use crate::peer::PEER_TIMEOUT;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 

@@ -3,7 +3,7 @@
 use crate::apart::{LEGACY, LEGACY_POOL, Named, ONE_NUMBER, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
-use crate::limits::CASE_TIMEOUT_S;
+use crate::peer::CASE_TIMEOUT_S;
 use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, ways, without};
 
 /// A card whose memory is on both of its tiles.

@@ -19,8 +19,6 @@ mod fault;
 #[path = "../../gpu.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod gpu;
-#[path = "../../limits.rs"]
-mod limits;
 mod mapped;
 mod opening;
 #[path = "../../order.rs"]
