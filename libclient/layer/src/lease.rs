@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub type SharedLease = Arc<Mutex<Lease>>;
 
 /// The fd's hold: while it lives, the program has the fd or a duplicate of it open.
-pub struct OpenFd {
+pub(crate) struct OpenFd {
     lease: SharedLease,
     info: AllocationInfo,
 }
 
 impl OpenFd {
-    pub fn new(lease: Lease, info: AllocationInfo) -> Self {
+    pub(crate) fn new(lease: Lease, info: AllocationInfo) -> Self {
         OpenFd { lease: Arc::new(Mutex::new(lease)), info }
     }
 }

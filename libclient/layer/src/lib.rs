@@ -7,6 +7,7 @@
 //! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant,
 //! memory`.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
+#![deny(unreachable_pub)]
 
 mod connection;
 mod grant;

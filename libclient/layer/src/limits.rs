@@ -4,34 +4,34 @@ use std::time::Duration;
 
 /// The pause between two attempts to reach an absent broker: an attempt costs microseconds, but a
 /// program may ask for thousands of handles.
-pub const CONNECT_PAUSE_S: i64 = 1;
+pub(crate) const CONNECT_PAUSE_S: i64 = 1;
 
 /// The most bytes of one line on stderr: below PIPE_BUF (pipe(7)), so that lines of several ranks
 /// do not mix.
-pub const LINE_BYTES: usize = 1024;
+pub(crate) const LINE_BYTES: usize = 1024;
 
 /// How long a program waits for the fd behind a virtual fd: its owner may be stopped, or busy in
 /// its driver. A debugger's halt is longer, a launcher's patience shorter. FDBROKER_LAYER_WAIT, in
 /// seconds, says otherwise.
-pub const WAIT: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 /// The longest FDBROKER_LAYER_WAIT that is taken: a day. More is a mistake.
-pub const WAIT_MOST_S: u64 = 86_400;
+pub(crate) const WAIT_MOST_S: u64 = 86_400;
 
 /// After this much of it a line on stderr says what the program waits for: an answer takes
 /// milliseconds.
-pub const WAIT_SAID_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const WAIT_SAID_AFTER: Duration = Duration::from_secs(5);
 
 /// How long a broker that is gone is waited for: a restart takes less. After that each call would
 /// wait anew.
-pub const RESTART_WAIT: Duration = Duration::from_secs(3);
+pub(crate) const RESTART_WAIT: Duration = Duration::from_secs(3);
 
 /// The pause before a silent owner is asked for again: it answers nobody, so there is no hurry.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Fds in a row that were asked for ahead and had not come, before no more of them are awaited: the
 /// first may only be late.
-pub const MISSES_AHEAD: usize = 2;
+pub(crate) const MISSES_AHEAD: usize = 2;
 
 /// How long an export waits for the broker, which answers within microseconds unless a cap is full.
 /// After that the program gets what the driver gives it, which serves it better than a longer wait.
@@ -45,8 +45,8 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 /// How often an allocation is tried again that finds no memory, and the pause between: a driver
 /// takes some 2 ms to close each fd that the broker has of a process which has just died. True want
 /// of memory is told 50 ms later.
-pub const MEMORY_TRIES: u32 = 10;
-pub const MEMORY_PAUSE: Duration = Duration::from_millis(5);
+pub(crate) const MEMORY_TRIES: u32 = 10;
+pub(crate) const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
 const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF && WAIT.as_secs() <= WAIT_MOST_S);
 const _: () = assert!(RETRY_PAUSE.as_nanos() < WAIT_SAID_AFTER.as_nanos());

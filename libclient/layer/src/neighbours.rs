@@ -15,7 +15,7 @@ const TOLD_AHEAD: u32 = 31;
 
 /// What was told last, and what has become of it.
 #[derive(Debug, Default)]
-pub struct Neighbours(Mutex<Told>);
+pub(crate) struct Neighbours(Mutex<Told>);
 
 /// Handles in their order, each used once.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Neighbours {
     ///
     /// # Errors
     /// Those of [`Client::acquire_virtual`].
-    pub fn acquire(
+    pub(crate) fn acquire(
         &self,
         client: &Client,
         number: VirtualFd,

@@ -16,6 +16,7 @@
 //! (<https://oneapi-src.github.io/level-zero-spec>), so that one word finds the same thing in its
 //! text, in the headers and here.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
+#![deny(unreachable_pub)]
 
 // Written by bindgen: not in this project's style, and with bindgen's layout assertions.
 #[rustfmt::skip]

@@ -1,5 +1,6 @@
 #![doc = include_str!("../PROTOCOL.md")]
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
+#![deny(unreachable_pub)]
 
 mod table;
 

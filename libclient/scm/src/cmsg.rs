@@ -37,7 +37,7 @@ pub(crate) struct ControlMessage<'a> {
 
 impl<'a> ControlMessage<'a> {
     /// The data read as fd numbers; an incomplete number at the end is left out.
-    pub fn fd_numbers(&self) -> impl Iterator<Item = RawFd> + use<'a> {
+    pub(crate) fn fd_numbers(&self) -> impl Iterator<Item = RawFd> + use<'a> {
         let (numbers, _incomplete) = self.data.as_chunks::<{ size_of::<RawFd>() }>();
         numbers.iter().map(|bytes| RawFd::from_ne_bytes(*bytes))
     }
@@ -49,7 +49,7 @@ pub(crate) struct ControlMessages<'a> {
 }
 
 impl<'a> ControlMessages<'a> {
-    pub fn new(control: &'a [u8]) -> Self {
+    pub(crate) fn new(control: &'a [u8]) -> Self {
         Self { rest: control }
     }
 }

@@ -17,6 +17,7 @@
 //! | uid over `RLIMIT_NOFILE` fds in flight: `ETOOMANYREFS` | [`SendError::TooManyRefs`]; [`send_timeout`] waits it out |
 //! | `SIGPIPE`: promised by send(2), raised on 6.18 for streams only | never raised: `MSG_NOSIGNAL` (but see `send_grant`) |
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
+#![deny(unreachable_pub)]
 
 mod cmsg;
 mod error;

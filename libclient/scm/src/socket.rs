@@ -52,16 +52,16 @@ pub(crate) struct Deadline(Option<Instant>);
 
 impl Deadline {
     /// A `timeout` too long for the clock is for ever.
-    pub fn after(timeout: Option<Duration>) -> Self {
+    pub(crate) fn after(timeout: Option<Duration>) -> Self {
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
     /// Time left; zero when it is over, `None` when there is no end.
-    pub fn left(self) -> Option<Duration> {
+    pub(crate) fn left(self) -> Option<Duration> {
         self.0.map(|end| end.saturating_duration_since(Instant::now()))
     }
 
-    pub fn is_over(self) -> bool {
+    pub(crate) fn is_over(self) -> bool {
         self.left().is_some_and(|left| left.is_zero())
     }
 }
