@@ -15,7 +15,7 @@ case ${1-} in
 usage: packaging/test.sh [--vm]
 
 Packages the programs of the dev profile with packaging/build.sh and tests what it makes. Needs root and what tests/install.sh installs;
-the manifests' schemas come from PyPI and Debian. --vm: instead of all that, a virtual machine installs the package fdbroker, upgrades it
+the manifests' schemas come from PyPI and Debian. --vm: instead of all that, a virtual machine tries the package fdbroker as a service, upgrades it
 under load and purges it (tests/vm/systemd.sh -p). Ends with `N passed, N failed`. Exit status: 0 all passed, 1 not, 77 cannot run here.
 HELP
     exit 0 ;;

@@ -52,12 +52,13 @@ def suites(folder):
     """Everything but the test programs of the packages; the longest first, so that the cores are used to the end."""
     demo = ["tests/demo.sh", folder + "/fdbroker", "demo", "--json"]
     return [
-        Part("virtual machine: the broker as a service of systemd", ["tests/vm/systemd.sh", "-s", "bookworm"], VM),
+        # Packages take root, and are installed as install.sh does it.
+        Part("virtual machine: packages as a service of systemd, upgrade under load", ["packaging/test.sh", "--vm"], VM + PACKAGES)
+        if IS_ROOT else Part("virtual machine: the broker as a service of systemd", ["tests/vm/systemd.sh", "-s", "bookworm"], VM),
         Part("virtual machine: Level Zero on real dma-bufs", ["tests/level_zero/run.sh", "--vm"], VM + LEVEL_ZERO),
         Part("virtual machine: end to end on real dma-bufs, where the kind of memory matters", ["tests/vm/e2e.sh", "--sample"], VM),
         Part("virtual machine: end to end on the stock kernel of Debian 12 (6.1), a sample",
              ["tests/vm/e2e.sh", "--kernel", "6.1", "--sample"], VM),
-        Part("virtual machine: packages as a service, upgrade under load", ["packaging/test.sh", "--vm"], VM + PACKAGES),
         Part("style: format, clippy, documentation, layers, scripts", ["tests/style.sh"]),
         Part("fuzz: regressions and a short run", ["tests/fuzz/run.sh", "--seconds", "2"]),
         Part("simulator: each promise of the core broken on purpose, a sample", ["tests/sim/mutations.sh", "--sample", "6"]),

@@ -2,7 +2,8 @@
 # Runs inside the virtual machine of tests/vm/systemd.sh, as root, where systemd is process 1: installs the broker and tries
 # it as a service. Each check is one line. Must never wait for a time: it waits for a condition, at most $patience_s.
 # With the argument `short` it leaves out the checks that are the same under every systemd: reload, kill -9, watchdog. Where there are
-# packages, it installs the first of them, upgrades to the second one in place of a restart, and purges it.
+# packages, it installs the first of them, upgrades to the second one in place of the first restart, purges it, and tries in short what
+# install.sh installs.
 set -uo pipefail
 selection=${1-full}
 cd /t || exit 1
@@ -134,6 +135,7 @@ kill_owners() {
 
 # Every path outside of what changes by itself.
 files_of_system() { find /etc /usr /lib/systemd /var/lib/systemd /run/fdbroker* ! -name '*-' 2> /dev/null | grep -vE 'ld.so.cache|timers/' | sort; }
+by_install_sh() { "$source_tree/systemd/install.sh" --prefix /usr --from "$source_tree/target/release" --any-state --without-libraries; }
 echo "-- systemd $version, Linux $(uname -r)"
 packages=$source_tree/packages
 if [ -d "$packages" ]; then
@@ -150,7 +152,7 @@ enabled
 enabled
 disabled"
 else
-  check "install.sh" "$source_tree/systemd/install.sh" --prefix /usr --from "$source_tree/target/release" --any-state --without-libraries
+  check "install.sh" by_install_sh
 fi
 check "the user fdbroker: no shell, no home" grep -qE '^fdbroker:[^:]*:[0-9]+:[0-9]+:[^:]*:/:.*nologin$' /etc/passwd
 check "directories: owner and mode" is "$(stat -c '%n %U %a' /run/fdbroker /run/fdbroker-admin | xargs)" \
@@ -282,10 +284,11 @@ check "three users under load, resident memory" soon goes_on resident
 
 # ---- restart
 
-if [ "$selection" = full ]; then restarts=3; else restarts=1; fi
-restart=(systemctl restart fdbrokerd.service)
+restarts=("systemctl restart fdbrokerd.service")
 # The load must not keep dpkg from its work: on this emulated machine it would take minutes to start the package's scripts.
-[ ! -d "$packages" ] || restart=(nice -n-19 dpkg -i "$packages/2.deb")
+[ ! -d "$packages" ] || restarts=("nice -n-19 dpkg -i $packages/2.deb")
+# The second one goes on with what the first one restored.
+[ "$selection" != full ] || restarts+=("systemctl restart fdbrokerd.service")
 owners="recallable resident keep orphan"
 everything_is_there() {
   local name n
@@ -296,10 +299,10 @@ everything_is_there() {
   echo "objects:"; objects_are ok
 }
 restart_under_load() {
-  local before allocations i
-  for ((i = 0; i < restarts; i++)); do
+  local before allocations restart
+  for restart in "${restarts[@]}"; do
     before=$(pid) allocations=$(number allocations)
-    timeout 400 "${restart[@]}" || { journal -n 20; return 1; }
+    timeout 400 $restart || { journal -n 20; return 1; }
     is_new "$before" || { journal -n 20; return 1; }
     say "$(journal -n 20 | grep 'go on in' | tail -n 1), store $(show NFileDescriptorStore)"
     is "$(number allocations)" "$allocations" || return 1
@@ -308,7 +311,7 @@ restart_under_load() {
     say "clients go on: $(report 1001 lasting)"
   done
 }
-check "${restart[*]::3} under load ($restarts): a new process, the same ledger, clients go on" restart_under_load
+check "${restarts[*]##*/} under load: a new process, the same ledger, clients go on" restart_under_load
 check "no client saw an error, a disconnect or a lost lease" only_ok lasting
 check "nor those of resident memory" only_ok resident
 check "every handle works, a dead owner's included" everything_is_there
@@ -450,7 +453,7 @@ crash_checks() {
     'journalctl --no-pager -u fdbrokerd.service | grep -q "[Ww]atchdog timeout"'
   after_crash "watchdog" "$before"
   check "the call returns" ended_hang
-  rm /etc/systemd/system/fdbrokerd.service.d/test.conf
+  rm -r /etc/systemd/system/fdbrokerd.service.d
   systemctl daemon-reload
 }
 [ "$selection" != full ] || crash_checks
@@ -502,20 +505,25 @@ check "no panic in the journal" bash -c '! journalctl --no-pager _COMM=fdbrokerd
 errors() { journalctl --no-pager -o cat _COMM=fdbrokerd -p err | grep -v 'colour\|fdbrokerd[.]toml'; }
 check "no error in the journal, but the one of the configuration" is "$(errors)" ""
 
+stopped_and_left_the_configuration() {
+  ! systemctl is-active -q fdbrokerd.service fdbrokerd.socket && [ ! -e /usr/bin/fdbrokerd ] && [ -e /etc/fdbroker/fdbrokerd.toml ]
+}
 if [ -d "$packages" ]; then
   check "the second package is there, and the administrator's configuration" bash -c \
     'dpkg -s fdbroker | grep -q "^Version: .*-2$" && grep -q "^keep_ttl_ms = 3600000" /etc/fdbroker/fdbrokerd.toml'
+  cp /usr/bin/fdbroker /usr/bin/fdbrokerd "$source_tree/target/release/"
   check "dpkg -r" dpkg -r fdbroker
-  check "it stopped the service and left the configuration" bash -c \
-    '! systemctl is-active -q fdbrokerd.service fdbrokerd.socket && [ ! -e /usr/bin/fdbrokerd ] && [ -e /etc/fdbroker/fdbrokerd.toml ]'
+  check "it stopped the service and left the configuration" stopped_and_left_the_configuration
   check "dpkg -P" dpkg -P fdbroker
   check "nothing is left: no file" is "$(files_of_system)" "$files_before"
   check "nothing is left: no unit, no user" bash -c '! systemctl list-units --all --plain "fdbroker*" | grep fdbrokerd && ! grep fdbroker /etc/passwd'
-else
-  check "install.sh --uninstall" "$source_tree/systemd/install.sh" --uninstall --prefix /usr
-  check "it stopped the service and left the configuration" bash -c \
-    '! systemctl is-active -q fdbrokerd.service fdbrokerd.socket && [ ! -e /usr/bin/fdbrokerd ] && [ -e /etc/fdbroker/fdbrokerd.toml ]'
+  check "install.sh" by_install_sh
+  check "what it installs: systemd-analyze verify: clean" verify
+  check "what it installs: it starts" systemctl start fdbrokerd.service
+  check "what it installs: it serves" bash -c 'fdbroker status | grep -q "^broker pid"'
 fi
+check "install.sh --uninstall" "$source_tree/systemd/install.sh" --uninstall --prefix /usr
+check "it stopped the service and left the configuration" stopped_and_left_the_configuration
 if [ $failed -gt 0 ]; then
   echo "-- the journal's end"
   journalctl --no-pager -o short-monotonic -u fdbrokerd.service | tail -n 60

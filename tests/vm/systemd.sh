@@ -18,15 +18,15 @@ that outlives the stop. Needs what tests/install.sh installs, and Debian 12 here
 here. Ends with the line `N passed, N failed`.
 
   -s SUITE     all checks in this one only; may be repeated
-  -t SECONDS   limit for each (900)
-  -p DIR       with Debian's packages of fdbroker in DIR, of releases 1 and 2, instead of systemd/install.sh and `systemctl restart`:
-               the checks of trixie above, and what a purge leaves
+  -t SECONDS   limit for each (1800)
+  -p DIR       with Debian's packages of fdbroker in DIR, of releases 1 and 2, in place of systemd/install.sh, an upgrade in place of
+               the first restart, and what a purge leaves; then that what install.sh installs serves
 
 exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual machine here (the last line says why)
 HELP
 }
 
-suites=() limit=900 packages=''
+suites=() limit=1800 packages=''
 [ "${1-}" != --help ] || { usage; exit 0; }
 while getopts :s:t:p:h option; do
   case $option in
@@ -71,7 +71,7 @@ tar -c -C "$work" -f "$work/fdbroker.tar" fdbroker
 
 passed=0 failed=0
 for suite in "${suites[@]}"; do
-  if [ "$suite" = "$short" ] || [ -n "$packages" ]; then selection=short; else selection=full; fi
+  if [ "$suite" = "$short" ]; then selection=short; else selection=full; fi
   echo "== Debian $suite, $selection"
   status=0
   "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" "$selection" 2>&1 |
