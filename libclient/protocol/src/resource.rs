@@ -46,6 +46,7 @@ table! {
     Node = 4, node, "the whole node";
 }
 
+#[allow(clippy::derivable_impls, reason = "a row of the table cannot be marked as the default")]
 impl Default for Scope {
     fn default() -> Self {
         Scope::Node
