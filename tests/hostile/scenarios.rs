@@ -341,8 +341,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         daemon: &["--max-fds", "600"],
-        // As above: 5.2 MiB after 5 rounds, and below 5 MiB after 15 and after 40. Parked wishes are
-        // allocated one by one.
+        // As above: 5.2 MiB after 5 rounds, and below 5 MiB after 15 and after 40. Parked wishes
+        // are allocated one by one.
         slack_kib: 6 * 1024,
         ..scenario(
             "parked-items",
