@@ -262,6 +262,7 @@ impl Model {
         let waited =
             deposits.is_empty() && credits_wanted > 0 && self.client(client.0)?.credits == 0;
         ensure!(!waited || credits > 0, "waited for credit, and got none");
+        step.credits_given |= waited;
         let state = self.client_mut(client.0)?;
         state.credits = u64::from(credits);
         state.credit_waited_for = credits > 0 && (waited || state.credit_waited_for);

@@ -136,9 +136,11 @@ impl Model {
 
     /// What a client is let in with, and a new connection, are within the share of the domain.
     pub fn check_shares(&self, step: &Step, before: &Ledger, after: &Ledger) -> Check {
-        // Grants, evictions and new recalls of the step come before or after what is looked at.
+        // Grants, evictions, new recalls and credits of the step come before or after what is
+        // looked at.
         let is_recalling = self.recalling.values().any(|since| *since == self.now);
-        let takes = !step.grants.is_empty() || is_recalling || !step.evicted.is_empty();
+        let takes = !step.grants.is_empty() || !step.evicted.is_empty();
+        let takes = takes || is_recalling || step.credits_given;
         if takes || step.let_in.len() > 1 {
             return Ok(());
         }

@@ -62,6 +62,8 @@ pub struct Step {
     pub same: Vec<Option<AllocationId>>,
     /// The whole message of deposits is refused: too many refused fds of the domain are closing.
     pub refused_unread: bool,
+    /// Credits were given that a client had waited for.
+    pub credits_given: bool,
     /// Clients of which credits were taken back.
     pub robbed: Vec<u32>,
     /// The message of deposits has more fds than credits, as far as its client cannot know.
