@@ -22,7 +22,7 @@ pub enum State {
     Resident,
     /// The broker has closed it.
     Evicted,
-    /// A place is reserved and the owner is asked, see [`Recall`].
+    /// A place is reserved and the owner is asked, see `Recall`.
     Recalling,
     /// Of before a crash, and its owner has not named it again yet: no fd, no owner.
     Reserved,
@@ -140,7 +140,7 @@ pub struct Allocation {
     pub owner_allocation_id: u64,
     /// Address in the owner, 0 = none.
     pub base: u64,
-    /// Owner's number; [`crate::api::NONE`] once it is gone, and while nobody has named it again.
+    /// Owner's number; `NONE` once it is gone, and while nobody has named it again.
     pub owner: u32,
     /// Owner's domain, also after the owner is gone.
     pub domain: u32,
@@ -148,10 +148,10 @@ pub struct Allocation {
     pub device: u32,
     /// Registrations not yet taken back.
     pub registrations: u32,
-    /// While it is held, its stake in [`crate::books::files`], or [`crate::api::NONE`]: it pins its
+    /// While it is held, its stake in `books::files`, or `NONE`: it pins its
     /// size. While it is not, pages that its file pinned when it was held last, or none.
     pub file: u32,
-    /// Its recall under way, or [`crate::api::NONE`].
+    /// Its recall under way, or `NONE`.
     #[serde(skip)]
     pub recall: u32,
     /// How many of its leases are open: their clients hold an fd.

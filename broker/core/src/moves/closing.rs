@@ -6,8 +6,8 @@ use crate::books::{Books, Closing, REFUSED_FD};
 use crate::moves::Step;
 
 impl Books {
-    /// The place of an fd of `owner`, or of its domain alone ([`crate::api::NONE`]), becomes that of
-    /// one in the closers; the charge stays until [`Core::closed`].
+    /// The place of an fd of `owner`, or of its domain alone ([`crate::api::NONE`]), becomes that
+    /// of one in the closers; the charge stays until [`Core::closed`].
     pub(crate) fn closing(&mut self, owner: u32, domain: u32, lane: Lane) -> Ticket {
         let Domain { scope, slow, .. } = *self.clients.domain(domain);
         let refused = lane == Lane::Refused;

@@ -5,9 +5,9 @@
 //! **Over a loss.** While a connection works, everything in here is known to its broker. When it is
 //! lost, nothing is. The next one is *begun* (`begin`): what can be named again waits to be named,
 //! what cannot has ended. `resume` then names it, message by message, before the application gets
-//! the connection. What the application ends meanwhile is not named any more (as ended, if it is kept
-//! or its owner waits for its drain), or taken back when the answer comes. What a broker refuses has
-//! ended.
+//! the connection. What the application ends meanwhile is not named any more (as ended, if it is
+//! kept or its owner waits for its drain), or taken back when the answer comes. What a broker
+//! refuses has ended.
 //!
 //! **Stragglers.** A reply may be read from a connection that is lost by the time its thread
 //! decodes it: what it brings is entered as waiting, too, and named by the connection of the

@@ -74,7 +74,7 @@ pub struct Group {
     pub scope: NameScope,
     /// The domain that is charged.
     pub domain: u32,
-    /// The slot of its memory; [`NONE`]: that has ended.
+    /// The slot of its memory; `NONE`: that has ended.
     pub allocation: u32,
     /// Its creator's number and serial.
     pub creator: (u32, u64),
