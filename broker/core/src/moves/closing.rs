@@ -10,13 +10,14 @@ impl Books {
     /// of one in the closers; the charge stays until [`Core::closed`].
     pub(crate) fn closing(&mut self, owner: u32, domain: u32, lane: Lane) -> Ticket {
         let Domain { scope, slow, .. } = *self.clients.domain(domain);
+        let owned = self.clients.find(owner).map(|owner| (owner.scope, owner.serial));
+        let (payer, serial) = owned.unwrap_or((scope, 0));
         let refused = lane == Lane::Refused;
         if refused {
             self.ledger.add(scope, REFUSED_FD)
         } else {
-            self.ledger.add_coming(self.payer(owner, domain), slow, 1)
+            self.ledger.add_coming(payer, slow, 1)
         }
-        let serial = self.clients.find(owner).map_or(0, |owner| owner.serial);
         self.closings.begin(Closing { domain, client: Some((owner, serial)), refused })
     }
 
