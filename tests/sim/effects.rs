@@ -124,10 +124,6 @@ impl Model {
             step.evicted.push(AllocationId { slot, generation: state.published });
         }
         let closing = state.owner.ok_or_else(|| format!("slot {slot} has no owner"))?;
-        let published = state.published;
-        if published != 0 {
-            self.left_file(AllocationId { slot, generation: published });
-        }
         self.new_ticket(ticket, closing)
     }
 
@@ -395,9 +391,6 @@ impl Model {
         };
         let known = self.allocations.insert(id, allocation);
         ensure!(known.is_none(), "{id} is given to a second allocation");
-        if !self.is_held(id) {
-            self.left_file(id);
-        }
         step.new_allocations += 1;
         Ok(())
     }

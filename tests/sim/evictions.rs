@@ -48,7 +48,8 @@ pub fn eviction_when_for_a_request_then_not_of_what_it_wants(rig: &mut Rig) -> C
 pub fn eviction_when_for_bytes_then_of_a_file_with_all_its_ranges(rig: &mut Rig) -> Check {
     rig.begin(|config| config.node.held_bytes = 4 * PAGE_BYTES);
     let owner = rig.client()?;
-    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
+    let file =
+        File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0, size_bytes: 2 * PAGE_BYTES };
     let range = |id| Judged { file: Some(file), claimed: deposit(id) };
     let large = |id| sized(2 * PAGE_BYTES, deposit(id));
     let first = rig.register(owner, &[range(1)])?[0];

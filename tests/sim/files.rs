@@ -1,6 +1,7 @@
 //! Files in the model: what several ranges, owners and domains have of one memfd, that grows. Each
-//! domain is charged for a file once, with what the file pins. Must never say which of its owners
-//! pays: the core's own assertions do.
+//! domain is charged for a file once: with what the file has, or with the sum of its held ranges
+//! where that is more, up to its size. Must never say which of its owners pays: the core's own
+//! assertions do.
 
 use crate::action::Action;
 use crate::model::{Allocation, Check, Model};
@@ -12,19 +13,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// So many files, that clients of all users deposit again and again.
 const FILES: u64 = 6;
-/// What an allocation remembers of its file is in pages of so many bytes.
 const PAGE_BYTES: u64 = 4096;
+/// Size of each: ranges are often more together.
+const FILE_BYTES: u64 = 12 * PAGE_BYTES;
 
 /// What is known of files and is not in an allocation.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// What each pins now. It only grows.
+    /// What each has now. It only grows.
     bytes: BTreeMap<FileId, u64>,
-    /// What the files of allocations pinned when the broker closed their fds.
-    left: BTreeMap<AllocationId, u64>,
     /// The files of ended allocations that were held to the end.
     ended: BTreeMap<AllocationId, FileId>,
-    /// What these pinned at the last end.
+    /// The most that these pinned at an end, since the first one that is leased still.
     most: BTreeMap<FileId, u64>,
 }
 
@@ -54,10 +54,9 @@ impl Model {
         allocation.deposit.file.map(|file| self.files.now(file))
     }
 
-    /// The broker has closed its fd, or never kept it.
-    pub fn left_file(&mut self, id: AllocationId) {
-        let file = self.allocations.get(&id).and_then(|allocation| self.file_now(allocation));
-        self.files.left.extend(file.map(|file| (id, file.pinned_bytes)));
+    /// What a domain is charged for a file, with so many bytes of its ranges.
+    fn charged(file: File, ranges: u64) -> u64 {
+        file.pinned_bytes.max(ranges.min(file.size_bytes))
     }
 
     /// It ends while the broker has its fd; only its leases pin it then.
@@ -65,42 +64,51 @@ impl Model {
         let still_leased = self.still_leased.contains(&id);
         let is_leased = |known: &&Allocation| still_leased || !known.leases.is_empty();
         let known = self.allocations.get(&id).filter(is_leased);
-        let file = known.and_then(|known| self.file_now(known));
-        if let Some(File { id: file, pinned_bytes }) = file {
-            self.files.ended.insert(id, file);
-            self.files.most.insert(file, pinned_bytes);
-        }
-    }
-
-    /// The bytes that a recall of it reserves.
-    pub fn bytes_to_recall(&self, id: AllocationId, allocation: &Allocation) -> u64 {
-        let size = allocation.deposit.facts.size_bytes;
-        let left = allocation.deposit.file.and_then(|_| self.files.left.get(&id));
-        left.map_or(size, |bytes| size.min(bytes.next_multiple_of(PAGE_BYTES)))
+        let Some((domain, file)) = known.and_then(|it| Some((it.domain, self.file_now(it)?)))
+        else {
+            return;
+        };
+        let ranges = self.allocations.iter().filter(|(other, it)| {
+            let is_held = **other == id || it.ended.is_none() && self.is_held(**other);
+            let of_file = it.deposit.file.is_some_and(|of| of.id == file.id);
+            is_held && of_file && it.domain == domain
+        });
+        let pinned = Model::charged(file, ranges.map(|(_, it)| it.deposit.facts.size_bytes).sum());
+        let is_leased = |id: &AllocationId| {
+            let known = self.allocations.get(id);
+            known.is_some_and(|it| it.ended.is_some() && !it.leases.is_empty())
+        };
+        let others = self.files.ended.iter().any(|(id, of)| *of == file.id && is_leased(id));
+        let most = self.files.most.entry(file.id).or_default();
+        *most = if others { pinned.max(*most) } else { pinned };
+        self.files.ended.insert(id, file.id);
     }
 
     /// Charges each domain once for each file of which the broker has an fd for it.
     pub fn charge_files(&self, ledger: &mut Ledger) {
-        let mut held: BTreeMap<(DomainKey, FileId), (u64, bool)> = BTreeMap::new();
+        let mut held: BTreeMap<(DomainKey, FileId), (File, u64, bool)> = BTreeMap::new();
         let mut owners = BTreeSet::new();
         for (id, allocation) in &self.allocations {
             let file = self.file_now(allocation).filter(|_| self.is_held(*id));
             let Some(file) = file.filter(|_| allocation.ended.is_none()) else { continue };
-            let (bytes, is_resident) = held.entry((allocation.domain, file.id)).or_default();
-            *bytes = file.pinned_bytes;
+            let of = (allocation.domain, file.id);
+            let (_, ranges, is_resident) = held.entry(of).or_insert((file, 0, false));
+            *ranges += allocation.deposit.facts.size_bytes;
             *is_resident |= !allocation.deposit.is_evictable();
             if self.owner_here(allocation) {
-                owners.insert((allocation.owner, allocation.domain, file.id, file.pinned_bytes));
+                owners.insert((allocation.owner, of));
             }
         }
-        for ((domain, _), (bytes, is_resident)) in held {
+        for (owner, of) in owners {
+            let (file, ranges, _) = held[&of];
+            ledger.may_pay(owner, of.0, Model::charged(file, ranges).into());
+        }
+        for ((domain, _), (file, ranges, is_resident)) in held {
+            let bytes = Model::charged(file, ranges);
             ledger.charge(None, domain, |sums| {
                 sums.held_bytes += u128::from(bytes);
                 sums.resident_bytes += if is_resident { u128::from(bytes) } else { 0 };
             });
-        }
-        for (owner, domain, _, bytes) in owners {
-            ledger.may_pay(owner, domain, bytes.into());
         }
     }
 
@@ -144,12 +152,12 @@ impl World {
         let id = FileId { device: 1, inode: 1 + self.rng.below(FILES) };
         let new = self.rng.between(0, 8) * PAGE_BYTES;
         let pinned_bytes = *self.model.files.bytes.entry(id).or_insert(new);
-        Some(File { id, pinned_bytes })
+        Some(File { id, pinned_bytes, size_bytes: FILE_BYTES })
     }
 
     /// A file grows, and the daemon looks at it: in each domain that it is held for.
     pub fn grow_file(&mut self) -> Check {
-        let Some(File { id, pinned_bytes }) = self.draw_file() else { return Ok(()) };
+        let Some(File { id, pinned_bytes, .. }) = self.draw_file() else { return Ok(()) };
         let grown = pinned_bytes + self.rng.below(2) * PAGE_BYTES + self.rng.below(2);
         let model = &self.model;
         let held = model

@@ -261,9 +261,11 @@ impl Model {
         let recalling = live && self.recalling.contains_key(&id);
         // Files that are held are charged by themselves.
         let bytes = match (held, recalling) {
-            (true, _) if allocation.deposit.file.is_none() => allocation.deposit.facts.size_bytes,
-            (_, true) => self.bytes_to_recall(id, allocation),
-            _ => 0,
+            (true, false) if allocation.deposit.file.is_none() => {
+                allocation.deposit.facts.size_bytes
+            }
+            (false, false) | (true, false) => 0,
+            _ => allocation.deposit.facts.size_bytes,
         };
         let is_resident = held && !allocation.deposit.is_evictable();
         ledger.charge(owner, allocation.domain, |sums| {

@@ -49,7 +49,8 @@ impl kernel::Stat {
     fn file(&self, pinned_bytes: u64) -> File {
         let (major, minor) = self.device;
         let device = u64::from(major) << 32 | u64::from(minor);
-        File { id: FileId { device, inode: self.inode }, pinned_bytes }
+        let id = FileId { device, inode: self.inode };
+        File { id, pinned_bytes, size_bytes: self.size_bytes }
     }
 }
 

@@ -101,8 +101,8 @@ fn empty(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// Nothing is charged for it when it is begun. Filled then, or by its readers after it is sealed,
-/// it would stay for good.
+/// A page of it is charged when it is begun. The rest, filled then, or by its readers after it is
+/// sealed, would stay for good.
 #[test]
 fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_others_are_served() {
     const MIB: u64 = 1 << 20;
@@ -111,8 +111,11 @@ fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_other
     for (with, is_filled) in [(PIN, true), (PIN, false), (KEEP, true), (KEEP, false)] {
         let mut client = Raw::connect(&broker.socket());
         let memfd = empty(16 * MIB);
-        let group = Group { size: 16 * MIB, ..flags(with) };
-        let group = client.create(&memfd, &group, &[New::named("a", 1)]).expect("nothing yet");
+        let whole = Group { size: 16 * MIB, ..flags(with) };
+        let refusal = client.create(&memfd, &whole, &[New::named("a", 1)]).expect_err("it counts");
+        assert_eq!(refusal.resource, Resource::HeldBytes as u8, "{refusal}");
+        let group = Group { size: 4096, ..whole };
+        let group = client.create(&memfd, &group, &[New::named("a", 1)]).expect("one page");
         if is_filled {
             fallocate(&memfd, FallocateFlags::empty(), 0, 16 << 20).expect("memory");
         }

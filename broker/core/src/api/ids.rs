@@ -89,8 +89,17 @@ pub struct FileId {
 pub struct File {
     /// Its device and inode.
     pub id: FileId,
-    /// Memory that it keeps as long as an fd of it is open, bytes.
+    /// Memory that it has now, and keeps as long as an fd of it is open, bytes.
     pub pinned_bytes: u64,
+    /// Its size, bytes: what its ranges pin together at most.
+    pub size_bytes: u64,
+}
+
+impl File {
+    /// What it pins with a range of so many bytes, which will be written to.
+    pub(crate) fn bytes_with(&self, range: u64) -> u64 {
+        self.pinned_bytes.max(range.min(self.size_bytes))
+    }
 }
 
 /// What a client is known by over connections and brokers. All zero: it is not known.

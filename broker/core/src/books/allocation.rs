@@ -148,8 +148,7 @@ pub struct Allocation {
     pub device: u32,
     /// Registrations not yet taken back.
     pub registrations: u32,
-    /// While it is held, its stake in `books::files`, or `NONE`: it pins its
-    /// size. While it is not, pages that its file pinned when it was held last, or none.
+    /// While it is held, its stake in `books::files`; `NONE`: it pins its size, or is not held.
     pub file: u32,
     /// Its recall under way, or `NONE`.
     #[serde(skip)]
@@ -293,8 +292,8 @@ impl Allocation {
 
 impl Flat for Allocation {
     fn flat(&self) -> Self {
-        let file = if self.is_held() { NONE } else { self.file };
-        let (recall, open, leases, links) = (NONE, 0, List::EMPTY, Default::default());
+        let (file, recall, open, leases) = (NONE, NONE, 0, List::EMPTY);
+        let links = Default::default();
         let stamp = self.stamp.out_of_order();
         Allocation { file, recall, open, leases, links, stamp, ..self.clone() }
     }

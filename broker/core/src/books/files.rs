@@ -3,33 +3,34 @@
 //! first pays, and when nothing of it is held for that client any more, the next one does. Must
 //! never charge a domain twice for a file, nor refuse that one grows.
 //!
-//! An example: rank A registers 100 ranges of an arena of 1 GiB, of which 300 MiB have pages, and
-//! rank B of the same domain another 50. A is charged 300 MiB, B nothing. The arena grows to 400
-//! MiB: A is charged 400 at the next look, above its cap if it must be, and can deposit no more
-//! until something of it is gone. A ends: B has the first stake now, and is charged the 400 MiB. To
-//! evict one range frees an fd and no byte; so when bytes are short all ranges of a file go
-//! together, or none.
+//! A file is charged what it has, or the sum of its held ranges where that is more, up to its size:
+//! memory is counted before it is written.
+//!
+//! An example: rank A registers 100 ranges of 2 MiB of an arena of 1 GiB, of which 300 MiB have
+//! pages, and rank B of the same domain another 25. A is charged 300 MiB, B nothing. The arena
+//! grows to 400 MiB: A is charged 400 at the next look, above its cap if it must be, and can
+//! deposit no more until something of it is gone. A ends: B has the first stake now, and is charged
+//! the 400 MiB. To evict one range may free an fd and no byte; so when bytes are short all ranges
+//! of a file go together, or none.
 
 use std::collections::BTreeSet;
 
-use crate::api::{File, FileId, NONE};
+use crate::api::{File, FileId};
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::slots::Slots;
 use rustc_hash::FxHashMap;
-
-/// Unit of what an allocation remembers of its file while it is not held, bytes.
-pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// A file of which the broker holds fds, for one domain.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) domain: u32,
-    pub(crate) id: FileId,
-    /// What the first of `stakes` pays for, bytes.
-    pub(crate) bytes: u64,
+    /// What it has and what it could have, at the last look.
+    pub(crate) file: File,
     pub(crate) stakes: List,
     /// Allocations of which the broker holds an fd of this file.
     pub(crate) ranges: u32,
+    /// Their sizes, together: they may overlap.
+    pub(crate) sizes: u128,
     /// How many of these are in the order of eviction.
     pub(crate) evictable: u32,
     /// How many of these are never evicted: while there is one, the memory cannot be had back.
@@ -37,8 +38,18 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
+    /// What the first of `stakes` pays for.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes_with(0)
+    }
+
+    /// The same with one more range of so many bytes.
+    pub(crate) fn bytes_with(&self, range: u64) -> u64 {
+        self.file.bytes_with(u64::try_from(self.sizes + u128::from(range)).unwrap_or(u64::MAX))
+    }
+
     pub(crate) fn resident_bytes(&self) -> u64 {
-        if self.resident > 0 { self.bytes } else { 0 }
+        if self.resident > 0 { self.bytes() } else { 0 }
     }
 }
 
@@ -96,34 +107,14 @@ impl Files {
         self.by_id.get(&(domain, id)).copied()
     }
 
-    /// A file of which nothing is held yet, though so many bytes are charged for it.
-    pub(crate) fn insert(&mut self, domain: u32, id: FileId, bytes: u64) -> u32 {
-        let (stakes, ranges, evictable, resident) = (List::EMPTY, 0, 0, 0);
-        let pinned = Pinned { domain, id, bytes, stakes, ranges, evictable, resident };
-        let (file, _) = self.files.insert(pinned).expect("files are fewer than slots");
-        self.by_id.insert((domain, id), file);
-        file
-    }
-
-    /// A slot is a range of the file; gives what the file has that cannot be had back, before and
-    /// now, in bytes.
-    pub(crate) fn enter(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
-        self.slots.insert((file, slot));
-        let file = &mut self.files[file];
-        let former = file.resident_bytes();
-        file.ranges += 1;
-        file.resident += u32::from(is_resident);
-        [former, file.resident_bytes()]
-    }
-
-    /// A slot is a range of the file no more; gives the same.
-    pub(crate) fn leave(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
-        self.slots.remove(&(file, slot));
-        let file = &mut self.files[file];
-        let former = file.resident_bytes();
-        file.ranges -= 1;
-        file.resident -= u32::from(is_resident);
-        [former, file.resident_bytes()]
+    /// A file of which nothing is held yet.
+    pub(crate) fn insert(&mut self, domain: u32, file: File) -> u32 {
+        let (stakes, sizes, [ranges, evictable, resident]) = (List::EMPTY, 0, [0; 3]);
+        let id = file.id;
+        let pinned = Pinned { domain, file, stakes, ranges, sizes, evictable, resident };
+        let (number, _) = self.files.insert(pinned).expect("files are fewer than slots");
+        self.by_id.insert((domain, id), number);
+        number
     }
 
     /// Another range of the file is held for this owner: its stake.
@@ -181,12 +172,7 @@ impl Files {
     }
 
     pub(crate) fn remove(&mut self, file: u32) {
-        let Pinned { domain, id, .. } = self.files.remove(file);
-        self.by_id.remove(&(domain, id));
+        let Pinned { domain, file, .. } = self.files.remove(file);
+        self.by_id.remove(&(domain, file.id));
     }
-}
-
-/// As many as fit what an allocation has for them.
-pub(crate) fn pages(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(NONE).min(NONE - 1)
 }

@@ -14,7 +14,7 @@ impl Books {
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
-        let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
+        let (size, file) = (allocation.size_bytes, self.pinned_file_of(slot));
         self.note_of_allocation(EventKind::End, slot, code.into());
         step.fx.list.push(Effect::Publish { slot, generation: 0 });
         self.remember_end(slot, code, step);
@@ -27,7 +27,7 @@ impl Books {
             State::Recalling => {
                 self.allocations.ask_no_more_for(slot);
                 self.release_charge(owner, RECALLED_PLACE);
-                self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
+                self.release_charge(owner, Charge(Resource::HeldBytes, size));
             }
             State::Reserved | State::Evicted => {}
             State::Ended(_) => unreachable!("an allocation ends once"),

@@ -2,7 +2,7 @@
 //! for a file, nor refuse that one grows.
 
 use crate::api::{File, NONE};
-use crate::books::files::{Pinned, pages};
+use crate::books::files::Pinned;
 use crate::books::{Allocation, Books, Charge, ScopeId};
 use fdbroker_protocol::{Resource, Scope};
 
@@ -13,20 +13,26 @@ impl Books {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
         let is_resident = !allocation.traits.is_evictable();
-        let Some(File { id, pinned_bytes }) = file else {
+        let Some(found) = file else {
             self.allocations.set_file(slot, NONE);
             self.change_resident(domain, [0, if is_resident { size } else { 0 }]);
             return self.charge_difference(owner, domain, charged, size);
         };
-        let known = self.files.find(domain, id);
-        let file = known.unwrap_or_else(|| self.files.insert(domain, id, charged));
+        let known = self.files.find(domain, found.id);
+        // What its owner is charged with already is of the file from now on, if that is new.
+        let new = File { pinned_bytes: charged, size_bytes: 0, ..found };
+        let file = known.unwrap_or_else(|| self.files.insert(domain, new));
         self.allocations.set_file(slot, self.files.join(file, owner));
-        let resident = self.files.enter(file, slot, is_resident);
-        self.change_resident(domain, resident);
+        self.files.slots.insert((file, slot));
         if known.is_some() {
             self.charge_difference(owner, domain, charged, 0);
         }
-        self.measure_file(file, pinned_bytes);
+        self.change_file(file, |pinned| {
+            pinned.file = found;
+            pinned.ranges += 1;
+            pinned.sizes += u128::from(size);
+            pinned.resident += u32::from(is_resident);
+        });
     }
 
     pub(crate) fn change_resident(&mut self, domain: u32, [former, now]: [u64; 2]) {
@@ -45,9 +51,13 @@ impl Books {
             return self.release_from(owner, domain, Charge(Resource::HeldBytes, size_bytes));
         }
         let file = self.files.stakes[stake].file;
-        self.allocations.set_file(slot, pages(self.files.files[file].bytes));
-        let resident = self.files.leave(file, slot, is_resident);
-        self.change_resident(domain, resident);
+        self.allocations.set_file(slot, NONE);
+        self.files.slots.remove(&(file, slot));
+        self.change_file(file, |pinned| {
+            pinned.ranges -= 1;
+            pinned.sizes -= u128::from(size_bytes);
+            pinned.resident -= u32::from(is_resident);
+        });
         self.leave_file(stake);
     }
 
@@ -79,13 +89,15 @@ impl Books {
         self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
     }
 
-    pub(crate) fn measure_file(&mut self, file: u32, bytes: u64) {
+    /// Changes what is known of a file, and what is charged for it.
+    pub(crate) fn change_file(&mut self, file: u32, change: impl FnOnce(&mut Pinned)) {
         let pinned = &mut self.files.files[file];
-        let (domain, was_resident) = (pinned.domain, pinned.resident_bytes());
-        let former = std::mem::replace(&mut pinned.bytes, bytes);
-        let resident = [was_resident, pinned.resident_bytes()];
+        let (domain, former, was_resident) =
+            (pinned.domain, pinned.bytes(), pinned.resident_bytes());
+        change(pinned);
+        let (now, resident) = (pinned.bytes(), [was_resident, pinned.resident_bytes()]);
         let payer = self.files.first_owner(file).expect("a file has stakes");
-        self.charge_difference(payer, domain, former, bytes);
+        self.charge_difference(payer, domain, former, now);
         self.change_resident(domain, resident);
     }
 
@@ -104,7 +116,7 @@ impl Books {
 
     fn leave_file(&mut self, stake: u32) {
         let file = self.files.stakes[stake].file;
-        let Pinned { domain, bytes, .. } = self.files.files[file];
+        let (domain, bytes) = (self.files.files[file].domain, self.files.files[file].bytes());
         let former = self.files.first_owner(file).expect("a file has stakes");
         self.files.leave_stake(stake);
         let charge = Charge(Resource::HeldBytes, bytes);

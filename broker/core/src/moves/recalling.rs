@@ -2,7 +2,9 @@
 //! Must never ask before the place for the answer is reserved, nor ask twice at a time.
 
 use crate::api::{ClientId, NONE, Now};
-use crate::books::{Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer};
+use crate::books::{
+    Allocation, Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer,
+};
 use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
@@ -17,7 +19,7 @@ impl Books {
         promised_to: Option<u32>,
         step: &mut Step,
     ) -> Result<(), Blocked> {
-        let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
+        let Allocation { owner, size_bytes: size, .. } = self.allocations[slot];
         if let Some(client) = promised_to {
             self.charge_share(client, PROMISED_LEASE)?;
         }

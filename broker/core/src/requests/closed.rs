@@ -41,7 +41,8 @@ impl Core {
         for (slot, bytes) in measured {
             if self.books.allocations.is_full(*slot) && self.books.has_file(*slot) {
                 let stake = self.books.allocations[*slot].file;
-                self.books.measure_file(self.books.files.stakes[stake].file, *bytes);
+                let file = self.books.files.stakes[stake].file;
+                self.books.change_file(file, |pinned| pinned.file.pinned_bytes = *bytes);
             }
         }
     }

@@ -2,7 +2,6 @@
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
 use crate::api::{Arrived, Asker, Deposit, Effect, Judged, Lane, NONE, Now, Registered};
-use crate::books::files::pages;
 use crate::books::{Allocation, Blocked, Charge, Client, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
@@ -208,8 +207,6 @@ impl Core {
         self.books.note_of_allocation(EventKind::Deposit, id.slot, Status::OK);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
-            let pages = deposit.file.map_or(NONE, |file| pages(file.pinned_bytes));
-            self.books.allocations.set_file(id.slot, pages);
             return Ok((id, false));
         }
         self.books.pin(id.slot, deposit.file, bytes);

@@ -52,7 +52,7 @@ impl Core {
         let since = self.books.recalls[self.books.allocations[slot].recall].since;
         step.fx.recalled_us.push(step.now.0.saturating_sub(since.0));
         self.books.allocations.supplied(slot, supply.facts.fd_offset);
-        let reserved = self.books.bytes_to_recall(slot);
+        let reserved = self.books.allocations[slot].size_bytes;
         self.books.pin(slot, supply.file, reserved);
         if self.books.allocations[slot].traits.is_to_be_kept() {
             return self.books.keep_supplied(slot, step);
@@ -68,7 +68,7 @@ impl Core {
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
     fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, step: &mut Step) {
-        let reserved = self.books.bytes_to_recall(slot);
+        let reserved = self.books.allocations[slot].size_bytes;
         self.books.release_charge(owner, Charge(Resource::HeldBytes, reserved));
         self.books.allocations.set_state(slot, State::Evicted);
         match fd {

@@ -6,7 +6,7 @@ use fdbroker_protocol::NO_CAP;
 const MIB: u64 = 1 << 20;
 
 fn of_file(base: u64, inode: u64, pinned_bytes: u64) -> Judged {
-    let file = File { id: FileId { device: 1, inode }, pinned_bytes };
+    let file = File { id: FileId { device: 1, inode }, pinned_bytes, size_bytes: pinned_bytes };
     Judged { file: Some(file), claimed: deposit(base) }
 }
 
@@ -82,6 +82,61 @@ fn measured_when_a_file_has_grown_above_the_cap_then_charged_and_new_deposits_ar
     assert!(world.register_by(USER, of_file(2, 9, 4096)).status.is_ok(), "another's account");
     world.step(Input::Measured { files: &[(id.slot, 4096)] });
     assert!(world.register(of_file(3, 8, 4096)).status.is_ok());
+}
+
+/// A range of an arena of 64 GiB of which nothing is written.
+fn unwritten(base: u64, size_bytes: u64) -> Judged {
+    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0, size_bytes: 64 << 30 };
+    Judged { file: Some(file), claimed: sized(size_bytes, deposit(base)) }
+}
+
+#[test]
+fn register_when_the_memory_is_not_written_then_ranges_are_charged_and_stay_so_at_each_look() {
+    let client = Caps { held_bytes: 4 * MIB, ..Caps::NONE };
+    let mut world = World::new(Config { client, ..config() });
+    let pinned = |base: u64| {
+        let Judged { claimed, file } = unwritten(base * 100, MIB);
+        Judged { claimed: Deposit { recallable: false, ..claimed }, file }
+    };
+    let ids: Vec<_> = (1..=4).map(|base| world.register(pinned(base)).id).collect();
+    assert_eq!(held_bytes(&world, OWNER), 4 * MIB);
+    let refused = world.register(pinned(5)).status;
+    assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
+    world.step(Input::Measured { files: &[(ids[0].slot, 0)] });
+    assert_eq!(held_bytes(&world, OWNER), 4 * MIB, "it may be written now");
+    world.step(Input::Measured { files: &[(ids[0].slot, 4 * MIB)] });
+    assert_eq!(held_bytes(&world, OWNER), 4 * MIB, "each byte counts once");
+    world.unregister(OWNER, ids[3]);
+    assert_eq!(held_bytes(&world, OWNER), 4 * MIB, "it has been written");
+    world.step(Input::Measured { files: &[(ids[0].slot, MIB)] });
+    assert_eq!(held_bytes(&world, OWNER), 3 * MIB);
+}
+
+#[test]
+fn register_when_ranges_overlap_then_at_most_the_file_is_charged() {
+    let mut world = World::new(config());
+    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0, size_bytes: 3 * MIB };
+    for (client, base) in [(OWNER, 1), (USER, 1), (OTHER, 1)] {
+        let claimed = sized(2 * MIB, deposit(base));
+        world.register_by(client, Judged { file: Some(file), claimed });
+    }
+    assert_eq!(world.now_of(Resource::HeldBytes), 3 * MIB);
+}
+
+#[test]
+fn recall_when_the_memory_is_not_written_then_the_whole_range_is_charged_again() {
+    let client = Caps { held_bytes: 4 * MIB, ..Caps::NONE };
+    let mut world = World::new(Config { client, ..config() });
+    let first = world.register(unwritten(100, 3 * MIB)).id;
+    let second = world.register(unwritten(200, 3 * MIB)).id;
+    let states = |world: &World| [first, second].map(|id| world.state(id));
+    assert_eq!(states(&world), [AllocationState::Evicted, AllocationState::Held]);
+    world.close_all();
+    assert_eq!(held_bytes(&world, OWNER), 3 * MIB);
+    world.acquire(USER, &[Ok(first)], 1000);
+    world.close_all();
+    assert_eq!(states(&world), [AllocationState::Recalling, AllocationState::Evicted]);
+    assert_eq!(held_bytes(&world, OWNER), 3 * MIB);
 }
 
 #[test]
@@ -166,9 +221,9 @@ fn evict_when_a_range_of_the_file_stays_then_the_others_stay_too_and_another_fil
 
 #[test]
 fn evict_when_an_owner_of_the_file_is_silent_then_it_goes_in_the_turn_of_another() {
-    let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
+    let node = Caps { held_bytes: 5 * 4096, ..Caps::NONE };
     let mut world = World::new(Config { node, ..config() });
-    let evicted = world.register_by(USER, of_file(5, 8, 0)).id;
+    let evicted = world.register_by(USER, of_file(5, 8, 4096)).id;
     world.step(Input::Evict { ids: &[evicted] });
     world.close_all();
     let range = world.register(of_file(1, 7, 8192)).id;

@@ -167,7 +167,7 @@ impl Books {
     pub(crate) fn recall_blocked(&self, slot: u32, client: u32) -> Option<Blocked> {
         let owner = self.allocations[slot].owner;
         let (payer, taker) = (self.scope_of(owner), self.scope_of(client));
-        let bytes = Charge(Resource::HeldBytes, self.bytes_to_recall(slot));
+        let bytes = Charge(Resource::HeldBytes, self.allocations[slot].size_bytes);
         self.share_blocked(client, 1).or_else(|| {
             self.ledger.blocked(&[(taker, PROMISED_LEASE), (payer, RECALLED_PLACE), (payer, bytes)])
         })

@@ -3,7 +3,7 @@
 use crate::api::{File, FileId, NONE};
 use crate::books::Books;
 use crate::books::allocation::{AllocationList, State};
-use crate::books::files::{Files, PAGE_BYTES, Pinned, StakeLinks};
+use crate::books::files::{Files, Pinned, StakeLinks};
 use crate::books::ledger::ScopeId;
 
 use crate::work::visit;
@@ -13,10 +13,10 @@ impl Books {
     /// Bytes more that the domain pins when it holds an fd of this file, or one of which only the
     /// size is known.
     pub(crate) fn more_pinned(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
-        match file {
-            None => size_bytes,
-            Some(file) if self.files.find(domain, file.id).is_some() => 0,
-            Some(file) => file.pinned_bytes,
+        let Some(file) = file else { return size_bytes };
+        match self.files.find(domain, file.id).map(|known| &self.files.files[known]) {
+            None => file.bytes_with(size_bytes),
+            Some(known) => known.bytes_with(size_bytes) - known.bytes(),
         }
     }
 
@@ -25,17 +25,9 @@ impl Books {
     pub(crate) fn more_resident(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
         let Some(file) = file else { return size_bytes };
         let known = self.files.find(domain, file.id).map(|known| &self.files.files[known]);
-        file.pinned_bytes.saturating_sub(known.map_or(0, Pinned::resident_bytes))
-    }
-
-    /// Bytes reserved when an allocation is recalled: what its file pinned when it was held last,
-    /// at most its size.
-    pub(crate) fn bytes_to_recall(&self, slot: u32) -> u64 {
-        let allocation = &self.allocations[slot];
-        match allocation.file {
-            NONE => allocation.size_bytes,
-            pages => allocation.size_bytes.min(u64::from(pages) * PAGE_BYTES),
-        }
+        let with = known.map_or(0, |known| known.bytes_with(size_bytes));
+        let former = known.map_or(0, Pinned::resident_bytes);
+        with.max(file.bytes_with(size_bytes)).saturating_sub(former)
     }
 
     /// What has to be evicted with an evictable allocation so that a scope pins less: it alone, or
@@ -61,20 +53,27 @@ impl Books {
     /// Whether the fd of an allocation that is held pins a file, and not just the size it was said
     /// to have.
     pub(crate) fn has_file(&self, slot: u32) -> bool {
-        self.allocations[slot].is_held() && self.allocations[slot].file != NONE
+        self.allocations[slot].file != NONE
     }
 
     /// The file of a held allocation.
     pub(crate) fn file_of(&self, slot: u32) -> Option<File> {
         let stake = self.has_file(slot).then(|| &self.files.stakes[self.allocations[slot].file])?;
-        let Pinned { id, bytes: pinned_bytes, .. } = self.files.files[stake.file];
-        Some(File { id, pinned_bytes })
+        Some(self.files.files[stake.file].file)
+    }
+
+    /// The same, with what is charged for it as what it pins: for leases of it, when it ends.
+    pub(crate) fn pinned_file_of(&self, slot: u32) -> Option<File> {
+        let File { id, .. } = self.file_of(slot)?;
+        let pinned = &self.files.files[self.files.find(self.allocations[slot].domain, id)?];
+        Some(File { pinned_bytes: pinned.bytes(), ..pinned.file })
     }
 
     /// The file of an ended allocation that is leased, where it is known.
     pub(crate) fn ended_file_of(&self, slot: u32) -> Option<File> {
         let id = *self.files.ended_of.get(&slot)?;
-        Some(File { id, pinned_bytes: self.files.ended[&id].most })
+        let most = self.files.ended[&id].most;
+        Some(File { id, pinned_bytes: most, size_bytes: most })
     }
 
     /// What leases of ended allocations pin, counted anew.
@@ -106,7 +105,7 @@ impl Books {
         let shared = self.files.files.iter_from(0).filter(|(_, file)| file.stakes.len() > 1);
         let payer = |number| self.files.first_owner(number).expect("a file has stakes");
         let mut all: Vec<_> =
-            shared.map(|(number, file)| (file.domain, file.id, payer(number))).collect();
+            shared.map(|(number, it)| (it.domain, it.file.id, payer(number))).collect();
         all.sort_unstable();
         all
     }
@@ -133,7 +132,7 @@ impl Books {
     /// be had back.
     pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64, u64)> {
         let mut ranges: FxHashMap<u32, u32> = FxHashMap::default();
-        let mut of_file: FxHashMap<u32, [u32; 3]> = FxHashMap::default();
+        let mut of_file: FxHashMap<u32, ([u32; 3], u128)> = FxHashMap::default();
         for (slot, allocation) in self.allocations.iter_from(0) {
             if self.has_file(slot) {
                 let stake = &self.files.stakes[allocation.file];
@@ -142,8 +141,9 @@ impl Books {
                 assert!(is_its, "the file of slot {slot} is charged to a stranger");
                 *ranges.entry(allocation.file).or_default() += 1;
                 assert!(self.files.slots.contains(&(stake.file, slot)), "slot {slot} in its file");
-                let [all, evictable, resident] = of_file.entry(stake.file).or_default();
+                let ([all, evictable, resident], sizes) = of_file.entry(stake.file).or_default();
                 *all += 1;
+                *sizes += u128::from(allocation.size_bytes);
                 *evictable += u32::from(allocation.is_in(AllocationList::Lru));
                 *resident += u32::from(allocation.state == State::Resident);
             }
@@ -153,14 +153,14 @@ impl Books {
             assert_eq!(self.files.by_owner.get(&(stake.file, stake.owner)), Some(&number));
         }
         for (number, file) in self.files.files.iter_from(0) {
-            let counted = [file.ranges, file.evictable, file.resident];
+            let counted = ([file.ranges, file.evictable, file.resident], file.sizes);
             assert_eq!(of_file.get(&number), Some(&counted), "ranges of file {number}");
         }
         assert_eq!(self.files.by_owner.len(), self.files.stakes.len());
         assert_eq!(self.files.by_id.len(), self.files.files.len(), "files are found by their ids");
         let all = self.files.files.iter_from(0).map(|(number, file)| {
             let payer = self.files.first_owner(number).expect("a file has stakes");
-            (payer, file.domain, file.bytes, file.resident_bytes())
+            (payer, file.domain, file.bytes(), file.resident_bytes())
         });
         all.collect()
     }
@@ -169,10 +169,8 @@ impl Books {
     /// themselves.
     pub(crate) fn charged_by_size(&self, slot: u32) -> u64 {
         let allocation = &self.allocations[slot];
-        match allocation.file {
-            _ if allocation.state == State::Recalling => self.bytes_to_recall(slot),
-            NONE if allocation.is_held() => allocation.size_bytes,
-            _ => 0,
-        }
+        let is_charged =
+            allocation.state == State::Recalling || allocation.is_held() && allocation.file == NONE;
+        if is_charged { allocation.size_bytes } else { 0 }
     }
 }

@@ -12,7 +12,7 @@ fn capped(domain: Caps) -> World {
 fn seal_when_a_kept_group_has_grown_above_the_cap_then_no_quota_until_it_fits() {
     let mut world = capped(Caps { held_bytes: 2 * SIZE, ..Caps::NONE });
     let objects = [object("a")];
-    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
+    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0, size_bytes: 0 };
     let deposit = arrived(Judged { file: Some(file), claimed: sized(SIZE, deposit(0)) });
     let kept = Create { deposit, keep_us: Some(1_000_000), ..create(&objects) };
     let group = world.create_with(OWNER, &kept).expect("it pins nothing");
