@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 # Packages of PyPI that carry the schemas.
-REQUIREMENTS = ["kubernetes-validate==1.37.0", "cloudcoil-models-prometheus-operator==0.80.1.0"]
+# The last one evaluates the expressions of policies, for policy.py.
+REQUIREMENTS = ["kubernetes-validate==1.37.0", "cloudcoil-models-prometheus-operator==0.80.1.0", "common-expression-language==0.10.0"]
 # The oldest and the newest release of Kubernetes that the manifests are for.
 KUBERNETES = ["1.30", "1.37"]
 

@@ -256,6 +256,7 @@ refused() { # EXPRESSION FILE: the file, changed by this expression of sed, is r
   sed "$1" "$2" > "$work/bad.yaml" && ! cmp "$2" "$work/bad.yaml" && ! manifest "$work/bad.yaml"
 }
 for file in packaging/kubernetes/*.yaml; do check "${file#packaging/}: as the schemas say" manifest "$file"; done
+check "policy.yaml: each rule lets good pods in, and refuses what it is for" "$venv/bin/python" packaging/policy.py
 check "a misspelt key is refused: Kubernetes" refused 's/hostPID/hostPid/' packaging/kubernetes/daemonset.yaml
 check "a misspelt key is refused: ServiceMonitor" refused 's/bearerTokenFile/bearerToken/' packaging/kubernetes/metrics.yaml
 check "a misspelt key is refused: CDI" refused 's/containerPath/path/' packaging/kubernetes/cdi.yaml

@@ -44,7 +44,8 @@ impl Daemon {
             inherited: Inherited::default(),
             arrived: None,
         };
-        let server = prepare(settings, outside, real_calls())?;
+        let calls = real_calls(&settings);
+        let server = prepare(settings, outside, calls)?;
         Ok(Daemon { server, events: Events::with_capacity(64) })
     }
 

@@ -240,7 +240,7 @@ mod tests {
         let mut journal = Journal::default();
         let full = Status::no_quota(Resource::Fds, Scope::Job, 64, 7);
         for status in [full, full, ErrorCode::ShuttingDown.into()] {
-            let domain = DomainKey { listener: 0, uid: 5 };
+            let domain = DomainKey::new(0, 5);
             journal.hear(&Note { domain, status, ..Note::of_node(EventKind::Refusal) }, NOW);
         }
         let refusals = journal.record().refusals;

@@ -2,11 +2,14 @@
 //! number of events, nor let what one domain does push out all events of another.
 
 use crate::limits::{EVENT_LISTS, EVENTS_KEPT};
-use fdbroker_core::{DomainKey, JobKey};
+use fdbroker_core::{DomainKey, JobKey, PodKey};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use zerocopy::{FromBytes, IntoBytes};
+
+/// What an event does not say of whose it is: its pod and its job.
+pub type Of = (PodKey, Option<JobKey>);
 
 /// What events of one list have in common: their domain, and whether they are of the kinds that
 /// come with each use of memory. So neither another domain nor a burst of recalls pushes out a
@@ -20,7 +23,7 @@ struct Key {
 #[derive(Debug, Default)]
 pub struct Past {
     /// By their numbers, which rise. Growing copies no events on the loop.
-    events: BTreeMap<u64, (EventRecord, Option<JobKey>)>,
+    events: BTreeMap<u64, (EventRecord, Of)>,
     last: u64,
     /// The numbers of the events of a key. At most [`EVENT_LISTS`]; further keys share the last.
     lists: Vec<(Key, VecDeque<u64>)>,
@@ -32,15 +35,15 @@ pub struct Past {
 pub struct SavedPast {
     /// [`EventRecord`]s, oldest first.
     pub events: Vec<u8>,
-    /// The job of each event, in the same order.
-    pub jobs: Vec<Option<JobKey>>,
+    /// Whose each event is, in the same order.
+    pub of: Vec<Of>,
     pub dropped: u64,
 }
 
-fn key_of(event: &EventRecord) -> Key {
+fn key_of(event: &EventRecord, pod: PodKey) -> Key {
     use EventKind::{Deposit, End, Evict, Grant, Recall};
     let kind = EventKind::from_number(event.kind.get());
-    let domain = DomainKey { listener: event.listener.get(), uid: event.uid.get() };
+    let domain = DomainKey { pod, ..DomainKey::new(event.listener.get(), event.uid.get()) };
     Key { domain, is_frequent: matches!(kind, Some(Deposit | End | Evict | Grant | Recall)) }
 }
 
@@ -51,14 +54,14 @@ impl Past {
     }
 
     /// One more; the oldest of the longest list makes room.
-    pub fn add(&mut self, event: EventRecord, job: Option<JobKey>) {
+    pub fn add(&mut self, event: EventRecord, of: Of) {
         if self.events.len() >= EVENTS_KEPT {
             self.drop_one();
         }
-        let list = self.list_of(key_of(&event));
+        let list = self.list_of(key_of(&event, of.0));
         self.last += 1;
         self.lists[list].1.push_back(self.last);
-        self.events.insert(self.last, (event, job));
+        self.events.insert(self.last, (event, of));
     }
 
     /// The list of a key: its own, an empty one, or, when there is none, the last.
@@ -83,23 +86,23 @@ impl Past {
         }
     }
 
-    /// All events with their jobs, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = (&EventRecord, Option<JobKey>)> {
-        self.events.values().map(|(event, job)| (event, *job))
+    /// All events and whose they are, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (&EventRecord, Of)> {
+        self.events.values().map(|(event, of)| (event, *of))
     }
 
     pub fn save(&self) -> SavedPast {
         let events = self.iter().flat_map(|(event, _)| event.as_bytes().iter().copied()).collect();
-        let jobs = self.iter().map(|(_, job)| job).collect();
-        SavedPast { events, jobs, dropped: self.dropped }
+        let of = self.iter().map(|(_, of)| of).collect();
+        SavedPast { events, of, dropped: self.dropped }
     }
 
     /// Goes on with the events of another broker, before there are any of this one.
     pub fn restore(&mut self, saved: &SavedPast) {
         let events = saved.events.chunks_exact(size_of::<EventRecord>());
-        for (event, job) in events.zip(&saved.jobs) {
+        for (event, of) in events.zip(&saved.of) {
             if let Ok(event) = EventRecord::read_from_bytes(event) {
-                self.add(event, *job);
+                self.add(event, *of);
             }
         }
         self.dropped = self.dropped.saturating_add(saved.dropped);
@@ -116,7 +119,7 @@ mod tests {
         for number in 0..count as u64 {
             let unix_us = number.into();
             let event = EventRecord { kind, uid, unix_us, ..EventRecord::new_zeroed() };
-            past.add(event, Some(JobKey(number)));
+            past.add(event, (PodKey::NONE, Some(JobKey(number))));
         }
     }
 

@@ -1,9 +1,10 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
+use crate::clients::pods::Pods;
 use crate::fds::classify::{self, Classifier};
 use crate::fds::closers::Closers;
-use crate::fds::jobs::Calls;
+use crate::fds::jobs::{Calls, Process};
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
@@ -142,7 +143,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
         arrived,
     };
-    let mut server = prepare(settings, outside, real_calls())?;
+    let calls = real_calls(&settings);
+    let mut server = prepare(settings, outside, calls)?;
     // What may be too much is there, but for a thread of a takeover.
     server.start_first_lane().map_err(no_task("start a process that looks at clients"))?;
     if let Some(takeover) = takeover {
@@ -420,8 +422,14 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
 }
 
 /// What lanes do in a daemon.
-pub(crate) fn real_calls() -> Calls {
-    Calls::real(crate::clients::job::process)
+pub(crate) fn real_calls(settings: &Settings) -> Calls {
+    let pods = Pods::new(settings.pods_cgroup.as_deref());
+    let roots_own = pods.directories().into();
+    let process = move |cgroup: Option<&[u8]>, stat: &[u8]| Process {
+        pod: cgroup.and_then(|text| pods.of_text(text)),
+        ..crate::clients::job::process(cgroup, stat)
+    };
+    Calls { roots_own, ..Calls::real(process) }
 }
 
 fn start_closers(poll: &Poll, calls: Calls) -> Result<Closers, RunError> {

@@ -92,7 +92,7 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
         most = most.max(TRAFFIC.get());
         fx.registered.clone()
     };
-    let domain = DomainKey { listener: 0, uid: 1000 };
+    let domain = DomainKey::new(0, 1000);
     let peer = Peer { domain, job: None, pid: 1, gid: 100, groups: &[] };
     step(&mut core, Input::Connect { client: CLIENT, peer });
     step(&mut core, Body::Hello { own_fds: 0, deadline: Now(0) }.by(CLIENT, request));

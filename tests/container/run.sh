@@ -14,7 +14,8 @@ usage: tests/container/run.sh
 
 Builds the daemon, the command and the examples (release), then checks from containers: deposit in one and acquire in another of
 the same user; another user, and another listener, refused; the death of a container noticed; the generation page
-read-only; the administrator's socket out of reach; a daemon in a user namespace and in a PID namespace.
+read-only; the administrator's socket out of reach; a daemon in a user namespace and in a PID namespace; pods of one uid, in
+cgroups like the kubelet's, on a listener that tells them apart.
 
 As root all of it runs, the daemon as an unprivileged user. Without root only what user namespaces allow runs;
 the rest is named as not run. Exit status 77: not even user namespaces are allowed here. No options.
@@ -30,6 +31,8 @@ done
 
 # Uids that no machine uses: the broker's and those of two users with ranks.
 service=61001 alice=61002 mallory=61003
+# The group of monitors.
+monitors=61004
 # Longest wait for a condition; after it a process that hangs is ended.
 limit_s=30
 is_root=; [ "$(id -u)" = 0 ] && is_root=1
@@ -39,6 +42,7 @@ cleanup() {
   local pid
   for pid in "${children[@]}"; do kill -9 "$pid" 2> /dev/null; done
   wait 2> /dev/null
+  remove_cgroups
   rm -rf "$work"
 }
 trap cleanup EXIT
@@ -285,6 +289,11 @@ page_is_read_only() {
   [[ $flags == *' rd '* && $flags != *' mw '* ]]
 }
 
+# ---- pods of one uid
+
+. "$root/tests/container/tenants.sh"
+printf a > "$work/a"; printf b > "$work/b"; chmod 644 "$work/a" "$work/b"
+
 # ---- daemons in namespaces
 
 # In a user namespace all users that it does not map look the same (the overflow uid): they must not become one domain.
@@ -333,8 +342,9 @@ if [ -z "$is_root" ] && ! unshare -U -r true 2> /dev/null; then
 fi
 if [ -n "$is_root" ]; then
   outside
+  tenants
 else
-  for name in "deposit, acquire, refusal and death in containers" "the page in a container" "another user's server"; do
+  for name in "deposit, acquire, refusal and death in containers" "the page in a container" "another user's server" "tenants by pods"; do
     not_run "container: $name" "needs root, to make containers of several users"
   done
 fi

@@ -110,7 +110,7 @@ impl Rig {
     pub fn connect(&mut self, uid: u32, job: Option<JobKey>) -> Check<u32> {
         let client = self.next_client;
         self.next_client += 1;
-        self.world.connect(client, DomainKey { listener: 0, uid }, job, Manners::default())?;
+        self.world.connect(client, DomainKey::new(0, uid), job, Manners::default())?;
         Ok(client)
     }
 

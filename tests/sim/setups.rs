@@ -14,6 +14,8 @@ pub struct Setup {
     /// Users. Each user on each listener is an isolation domain.
     pub uids: u32,
     pub listeners: u32,
+    /// Pods of a uid at a listener; 0: they are not told apart.
+    pub pods: u64,
     /// Jobs of each domain; some clients have none.
     pub jobs: u32,
     /// Most items in one message of a well-behaved client.
@@ -63,6 +65,7 @@ const ALL: &[(&str, Change)] = &[
     ("caps", caps_that_change),
     ("ones", ones),
     ("domains", domains),
+    ("pods", pods),
     ("only", |setup, _| setup.specialists = 1_000),
     ("heaps", heaps),
     ("large", large),
@@ -105,6 +108,7 @@ fn base() -> Setup {
         clients: 6,
         uids: 2,
         listeners: 1,
+        pods: 0,
         jobs: 0,
         batch: 8,
         pages: 64,
@@ -194,7 +198,7 @@ fn shares(setup: &mut Setup, _: &mut Rng) {
 
 /// The second uid is the first one's.
 fn first_two_are_one_user() -> SubordinateUids {
-    SubordinateUids::new(vec![SubordinateRange { first: 1001, count: 1, user: 1000 }])
+    SubordinateUids::new(vec![SubordinateRange { first: 1001, count: 1, user: Some(1000) }])
 }
 
 /// Caps of jobs that are reached more often than those of clients, domains and the node.
@@ -335,6 +339,13 @@ fn domains(setup: &mut Setup, _: &mut Rng) {
     setup.uids = 10;
     setup.listeners = 3;
     setup.clients = 16;
+}
+
+/// Each client comes in one of 5,000 pods, of which most only have left something.
+fn pods(setup: &mut Setup, rng: &mut Rng) {
+    domains(setup, rng);
+    setup.config.max_domains = 5_000;
+    setup.pods = 5_000;
 }
 
 /// A hundred thousand allocations, and clients that leave many thousands behind when they die.

@@ -85,7 +85,7 @@ impl Model {
 
     /// Whether two domains share as one.
     fn is_same_user(&self, one: DomainKey, other: DomainKey) -> bool {
-        let user = |domain: DomainKey| self.config.subordinate_uids.user_of(domain.uid);
+        let user = |domain: DomainKey| self.config.subordinate_uids.user_of_domain(domain);
         one == other || user(one).is_some() && user(one) == user(other)
     }
 

@@ -163,7 +163,7 @@ impl Node {
         let (ids, by_id, wanted) = (Vec::new(), BTreeMap::new(), Vec::new());
         let mut node = Node { core, now: Now(0), ids, by_id, wanted };
         for client in (0..=OWNERS).map(ClientId) {
-            let domain = DomainKey { listener: 0, uid: 1000 };
+            let domain = DomainKey::new(0, 1000);
             let peer = Peer { domain, job: None, pid: 1 + client.0, gid: 100, groups: &[] };
             node.step(Input::Connect { client, peer })?;
             node.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, REQUEST))?;

@@ -17,7 +17,7 @@ use crate::turns::Turns;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
     CapsOfScopes, ClientId, Config, Core, DomainKey, Effects, Events, FormerSlot, Granted, JobKey,
-    Kept, OwnerKey, Ticket,
+    Kept, OwnerKey, PodKey, Ticket,
 };
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{AllocationId, ErrorCode};
@@ -321,9 +321,13 @@ impl World {
     }
 
     fn draw_domain(&mut self) -> DomainKey {
-        DomainKey {
-            listener: self.rng.below(u64::from(self.setup.listeners)) as u32,
-            uid: 1000 + self.rng.below(u64::from(self.setup.uids)) as u32,
+        let listener = self.rng.below(u64::from(self.setup.listeners)) as u32;
+        let key =
+            DomainKey::new(listener, 1000 + self.rng.below(u64::from(self.setup.uids)) as u32);
+        // Where there are none nothing is drawn.
+        match self.setup.pods {
+            0 => key,
+            pods => DomainKey { pod: PodKey([1 + self.rng.below(pods), 0]), ..key },
         }
     }
 

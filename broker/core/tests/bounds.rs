@@ -69,7 +69,7 @@ impl World {
     }
 
     fn connect(&mut self, client: ClientId, uid: u32) {
-        let domain = DomainKey { listener: 0, uid };
+        let domain = DomainKey::new(0, uid);
         let peer = Peer { domain, job: None, pid: 4000 + client.0, gid: 100, groups: &[] };
         self.step(Input::Connect { client, peer });
         let request = self.request();

@@ -6,14 +6,12 @@ use crate::limits::{
     MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_MONITOR_WATCHES, MAX_MONITORS,
     MAX_VIEWER_WATCHES, MAX_VIEWERS, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
 };
-use fdbroker_core::DomainKey;
+use fdbroker_core::{DomainKey, PodKey};
 
 /// Whose a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Comer {
     pub rights: Rights,
-    /// The user whose places it takes. Administrators share theirs.
-    pub user: u32,
     pub uid: u32,
     pub pid: u32,
     /// Who is charged for its messages.
@@ -49,6 +47,11 @@ impl Class {
 }
 
 impl Comer {
+    /// Whose places it takes: its user's, in a pod its pod's. Administrators share theirs.
+    pub fn user(self) -> (u32, PodKey) {
+        if self.rights.may_act { Default::default() } else { (self.payer.uid, self.payer.pod) }
+    }
+
     /// With whom it shares places.
     pub fn class(self) -> Class {
         match (self.rights.may_act, self.rights.sight) {

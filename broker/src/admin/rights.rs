@@ -95,7 +95,7 @@ fn is_request(kind: Kind) -> bool {
 mod tests {
     use super::*;
 
-    const OWN: DomainKey = DomainKey { listener: 1, uid: 1000 };
+    const OWN: DomainKey = DomainKey::new(1, 1000);
 
     fn of_need(wanted: Need) -> Vec<Kind> {
         Kind::ALL.iter().copied().filter(|kind| need(*kind) == wanted).collect()

@@ -9,8 +9,9 @@ use crate::clients::calls::Calls;
 use crate::kernel::KernelFeatures;
 use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_MONITORS, MAX_VIEWERS};
 use crate::node::listeners::Listener;
+use crate::past::Of;
 use crate::{clock, kernel};
-use fdbroker_core::{DomainKey, JobKey, Note, Now};
+use fdbroker_core::{DomainKey, Note, Now, PodKey};
 use fdbroker_protocol::admin::EventRecord;
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -201,9 +202,9 @@ impl AdminSide {
         let peer = getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.uid());
         let payer = match peer {
             0 => DomainKey::NOBODYS,
-            uid => DomainKey { listener: 0, uid },
+            uid => DomainKey::new(0, uid),
         };
-        let comer = Comer { rights: Rights::ADMINISTRATOR, user: 0, uid: peer, pid: 0, payer };
+        let comer = Comer { rights: Rights::ADMINISTRATOR, uid: peer, pid: 0, payer };
         Ok(Some(self.connections.insert(AdminConnection::new(socket, comer, now))))
     }
 
@@ -243,12 +244,12 @@ impl AdminSide {
         now: Now,
     ) -> Result<(usize, Option<(OwnedFd, Comer)>), OwnedFd> {
         let alike = || self.alike(comer);
-        let own = || alike().filter(|(_, it)| it.comer.user == comer.user);
+        let own = || alike().filter(|(_, it)| it.comer.user() == comer.user());
         let (places, of_user) = comer.class().places();
         let leaving = match () {
             () if own().count() >= of_user => Some(oldest(own(), now)),
             () if alike().count() >= places => {
-                Some(oldest(alike(), now).or_else(|| of_greedy(alike, comer.user)))
+                Some(oldest(alike(), now).or_else(|| of_greedy(alike, comer.user())))
             }
             () => None,
         };
@@ -465,7 +466,7 @@ impl AdminSide {
     pub fn may_watch(&mut self, index: usize) -> (bool, Option<(OwnedFd, Comer)>) {
         let Some(comer) = self.comer(index) else { return (true, None) };
         let alike = || self.alike(comer).filter(|(_, it)| it.watch.is_some());
-        let own = alike().filter(|(_, it)| it.comer.user == comer.user).count();
+        let own = alike().filter(|(_, it)| it.comer.user() == comer.user()).count();
         let (most, of_user) = comer.class().watches();
         if self.connections.get(index).is_some_and(|it| it.watch.is_some()) {
             return (comer.class() != Class::Users, None);
@@ -476,7 +477,7 @@ impl AdminSide {
         if alike().count() < most {
             return (true, None);
         }
-        match of_greedy(alike, comer.user) {
+        match of_greedy(alike, comer.user()) {
             Some(greedy) => (true, self.end(greedy)),
             None => (false, None),
         }
@@ -494,10 +495,10 @@ impl AdminSide {
         self.connections.get_mut(index)?.watch.as_deref_mut()
     }
 
-    /// Tells all watchers of an event; `job`: its client's.
-    pub fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
+    /// Tells all watchers of an event; `of`: its client's.
+    pub fn tell(&mut self, event: &EventRecord, of: Of) {
         let all = self.connections.iter_mut();
-        all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, job));
+        all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, of));
     }
 
     /// Notes what is watched.
@@ -519,11 +520,11 @@ fn oldest<'a>(all: impl Iterator<Item = (usize, &'a AdminConnection)>, now: Now)
 /// `user` has: then that user still has as many as this one gets. One that watches is the last.
 fn of_greedy<'a, I: Iterator<Item = (usize, &'a AdminConnection)>>(
     all: impl Fn() -> I,
-    user: u32,
+    user: (u32, PodKey),
 ) -> Option<usize> {
-    let count = |user: u32| all().filter(|(_, it)| it.comer.user == user).count();
-    let greedy = all().map(|(_, it)| it.comer.user).max_by_key(|user| count(*user))?;
-    let of_it = all().filter(|(_, it)| it.comer.user == greedy);
+    let count = |user: (u32, PodKey)| all().filter(|(_, it)| it.comer.user() == user).count();
+    let greedy = all().map(|(_, it)| it.comer.user()).max_by_key(|user| count(*user))?;
+    let of_it = all().filter(|(_, it)| it.comer.user() == greedy);
     let last = of_it.min_by_key(|(_, it)| (it.watch.is_some(), it.used_at));
     last.map(|(index, _)| index).filter(|_| count(greedy) >= count(user) + 2)
 }
@@ -557,16 +558,16 @@ mod tests {
         fn ask(&mut self, user: u32, sight: Sight) -> Option<usize> {
             let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
             self.peers.push(theirs.into());
-            let payer = DomainKey { listener: 0, uid: user };
+            let payer = DomainKey::new(0, user);
             let rights = Rights { sight, may_act: false };
-            let comer = Comer { rights, user, uid: user, pid: 1, payer };
+            let comer = Comer { rights, uid: user, pid: 1, payer };
             let index = self.side.add_viewer(ours.into(), comer, Now(1)).ok()?.0;
             self.side.connections[index].first_at = Some(Now(1));
             Some(index)
         }
 
         fn ask_own(&mut self, user: u32) -> Option<usize> {
-            self.ask(user, Sight::Domain(DomainKey { listener: 0, uid: user }))
+            self.ask(user, Sight::Domain(DomainKey::new(0, user)))
         }
 
         fn watch(&mut self, index: Option<usize>) -> bool {
@@ -582,7 +583,7 @@ mod tests {
 
         fn count(&self, user: u32, watching: bool) -> usize {
             let all = self.side.connections.iter().map(|(_, it)| it);
-            all.filter(|it| it.comer.user == user && (!watching || it.watch.is_some())).count()
+            all.filter(|it| it.comer.uid == user && (!watching || it.watch.is_some())).count()
         }
     }
 

@@ -5,7 +5,8 @@
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;
 use crate::limits::{WATCH_EVENTS_KEPT, WATCH_EVENTS_PER_MESSAGE};
-use fdbroker_core::{DomainKey, JobKey, Note};
+use crate::past::Of;
+use fdbroker_core::{DomainKey, Note, PodKey};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::{AllocationId, Scope, Status};
@@ -42,11 +43,8 @@ impl Watch {
     }
 
     /// Begins with those of these events that are chosen.
-    pub fn begin_with<'e>(
-        &mut self,
-        past: impl Iterator<Item = (&'e EventRecord, Option<JobKey>)>,
-    ) {
-        self.past = past.filter_map(|(event, job)| self.told(event, job)).collect();
+    pub fn begin_with<'e>(&mut self, past: impl Iterator<Item = (&'e EventRecord, Of)>) {
+        self.past = past.filter_map(|(event, of)| self.told(event, of)).collect();
         self.is_past_due = true;
     }
 
@@ -61,7 +59,7 @@ impl Watch {
     }
 
     /// The event as this watcher is told of it, if it is.
-    fn told(&self, event: &EventRecord, job: Option<JobKey>) -> Option<EventRecord> {
+    fn told(&self, event: &EventRecord, (pod, job): Of) -> Option<EventRecord> {
         let (pid, uid) = (event.pid.get(), event.uid.get());
         let is_of_node = uid == u32::MAX && event.slot.get() == u32::MAX;
         let allocation = Some((event.slot.get(), event.generation.get()));
@@ -69,15 +67,15 @@ impl Watch {
         let told = match self.sight {
             Sight::Node => Some(*event),
             Sight::Domain(_) if is_of_node => Some(EventRecord { lost: 0.into(), ..*event }),
-            Sight::Domain(own) => is_of(event, own)
+            Sight::Domain(own) => is_of(event, pod, own)
                 .then(|| EventRecord { status: without_stranger(event.status), ..*event }),
         };
         told.filter(|_| is_chosen)
     }
 
-    /// `job`: of the client, or of a client that is gone and has left the allocation.
-    pub fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
-        let Some(event) = self.told(event, job) else { return };
+    /// `of`: the client's, or those of a client that is gone and has left the allocation.
+    pub fn offer(&mut self, event: &EventRecord, of: Of) {
+        let Some(event) = self.told(event, of) else { return };
         if self.events.len() >= WATCH_EVENTS_KEPT {
             self.lost += 1;
             return;
@@ -115,9 +113,9 @@ impl Watch {
 
 /// Whether an event is of a domain. What is known of a user alone, such as a hung call, has no
 /// listener.
-fn is_of(event: &EventRecord, domain: DomainKey) -> bool {
-    let listener = event.listener.get();
-    event.uid.get() == domain.uid && (listener == domain.listener || listener == u32::MAX)
+fn is_of(event: &EventRecord, pod: PodKey, domain: DomainKey) -> bool {
+    let its = DomainKey { listener: event.listener.get(), uid: event.uid.get(), pod };
+    its == domain || its == DomainKey { uid: domain.uid, ..DomainKey::NOBODYS }
 }
 
 /// The largest holder of all may be of another domain.
@@ -158,7 +156,7 @@ pub(crate) fn unix_us() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_core::ClientId;
+    use fdbroker_core::{ClientId, JobKey};
     use fdbroker_protocol::Resource;
     use fdbroker_protocol::admin::Filter;
 
@@ -180,11 +178,11 @@ mod tests {
     fn watch_when_it_is_slow_then_the_oldest_are_kept_and_the_gap_is_told_where_it_is() {
         let mut watch = watch(Filter::None, 0);
         let most = u32::try_from(WATCH_EVENTS_KEPT).expect("small");
-        (0..most + 5).for_each(|number| watch.offer(&grant(number), None));
+        (0..most + 5).for_each(|number| watch.offer(&grant(number), Of::default()));
         let first = told(&mut watch);
         assert_eq!(first.len(), WATCH_EVENTS_PER_MESSAGE);
         assert_eq!((first[0], watch.lost), ((0, 0), 5));
-        watch.offer(&grant(1_000_000), None);
+        watch.offer(&grant(1_000_000), Of::default());
         let mut all = first;
         while watch.is_due() {
             all.extend(told(&mut watch));
@@ -198,8 +196,8 @@ mod tests {
         for count in [0, 5, WATCH_EVENTS_PER_MESSAGE] {
             let mut watch = watch(Filter::None, 0);
             let past = vec![grant(3); count];
-            watch.begin_with(past.iter().map(|event| (event, None)));
-            watch.offer(&grant(4), None);
+            watch.begin_with(past.iter().map(|event| (event, Of::default())));
+            watch.offer(&grant(4), Of::default());
             let mut told_past = 0;
             loop {
                 assert!(watch.is_due());
@@ -219,7 +217,7 @@ mod tests {
     #[test]
     fn watch_when_nothing_follows_the_gap_then_it_is_told_all_the_same() {
         let mut watch = watch(Filter::None, 0);
-        (0..=WATCH_EVENTS_KEPT).for_each(|_| watch.offer(&grant(1), None));
+        (0..=WATCH_EVENTS_KEPT).for_each(|_| watch.offer(&grant(1), Of::default()));
         let mut last = None;
         while watch.is_due() {
             last = told(&mut watch).last().copied();
@@ -230,32 +228,46 @@ mod tests {
     #[test]
     fn watch_when_filtered_by_job_then_its_clients_alone() {
         let mut watch = watch(Filter::Job, 5);
-        watch.offer(&grant(1), Some(JobKey(4)));
-        watch.offer(&grant(2), Some(JobKey(5)));
-        watch.offer(&grant(3), None);
+        watch.offer(&grant(1), (PodKey::NONE, Some(JobKey(4))));
+        watch.offer(&grant(2), (PodKey::NONE, Some(JobKey(5))));
+        watch.offer(&grant(3), Of::default());
         assert_eq!(told(&mut watch), [(2, 0)]);
     }
 
     #[test]
     fn watch_when_filtered_then_its_own_and_what_is_of_the_node() {
         let mut watch = watch(Filter::Pid, 77);
-        watch.offer(&grant(76), None);
-        watch.offer(&grant(77), None);
+        watch.offer(&grant(76), Of::default());
+        watch.offer(&grant(77), Of::default());
         // A refused connection is no client.
         for pid in [76, 77] {
-            let domain = DomainKey { listener: 0, uid: 5 };
+            let domain = DomainKey::new(0, 5);
             let refused = Note { pid, domain, ..Note::of_node(EventKind::Refusal) };
-            watch.offer(&event(&refused, 7), None);
+            watch.offer(&event(&refused, 7), Of::default());
         }
-        watch.offer(&event(&Note::of_node(EventKind::Drain), 7), None);
+        watch.offer(&event(&Note::of_node(EventKind::Drain), 7), Of::default());
         let kinds: Vec<u32> = watch.take(9).iter().map(|event| event.kind.get()).collect();
         let expected = [EventKind::Grant, EventKind::Refusal, EventKind::Drain];
         assert_eq!(kinds, expected.map(|kind| kind as u32));
     }
 
     #[test]
+    fn watch_when_of_a_pod_then_nothing_of_another_pod_of_the_uid_and_what_is_known_of_the_uid() {
+        let [own, other] =
+            [1, 2].map(|it| DomainKey { pod: PodKey([it, 0]), ..DomainKey::new(2, 5) });
+        let mut watch = Watch::new(Sight::Domain(own), Chosen { filter: Filter::None, value: 0 });
+        let hang = DomainKey { uid: 5, ..DomainKey::NOBODYS };
+        for (pid, domain) in [(1, own), (2, other), (3, DomainKey::new(2, 5)), (4, hang)] {
+            let note = Note { pid, domain, ..Note::of_node(EventKind::Refusal) };
+            watch.offer(&event(&note, 7), (domain.pod, None));
+        }
+        let pids: Vec<u32> = watch.take(9).iter().map(|event| event.pid.get()).collect();
+        assert_eq!(pids, [1, 4]);
+    }
+
+    #[test]
     fn watch_when_of_a_domain_then_of_others_neither_an_event_nor_a_pid_nor_how_many_are_lost() {
-        let own = DomainKey { listener: 2, uid: 5 };
+        let own = DomainKey::new(2, 5);
         let all = Chosen { filter: Filter::None, value: 0 };
         let mut watch = Watch::new(Sight::Domain(own), all);
         let refused = |domain, pid| {
@@ -270,8 +282,8 @@ mod tests {
         let mut events: Vec<EventRecord> = others.map(|other| refused(other, 8)).into();
         events.extend([hang(6), refused(own, 9), hang(5), lost_event(1234, 7)]);
         events.push(event(&Note::of_node(EventKind::Drain), 7));
-        watch.begin_with(events.iter().map(|event| (event, None)));
-        events.iter().for_each(|event| watch.offer(event, None));
+        watch.begin_with(events.iter().map(|event| (event, Of::default())));
+        events.iter().for_each(|event| watch.offer(event, Of::default()));
         for told in [watch.take(9), watch.take(9)] {
             let kinds: Vec<u32> = told.iter().map(|event| event.kind.get()).collect();
             let expected = [EventKind::Refusal, EventKind::Hang, EventKind::Lost, EventKind::Drain];

@@ -65,7 +65,7 @@ pub struct Connection {
     pub expires: Now,
     /// A pidfd of its process, if the kernel gives one.
     pub pidfd: Option<OwnedFd>,
-    /// Listener and uid.
+    /// Listener, uid and pod.
     pub domain: DomainKey,
     /// The domain that it shares with: of its user, where the uid is a subordinate one.
     pub shares_as: DomainKey,
@@ -152,7 +152,7 @@ impl Connection {
 
     /// The user and process that it shares its turns with.
     pub fn who(&self) -> Who {
-        Who { uid: self.shares_as.uid, pid: self.pid }
+        Who { uid: self.shares_as.uid, pod: self.domain.pod, pid: self.pid }
     }
 
     /// The main socket, until it is gone.

@@ -6,7 +6,8 @@ use crate::clients::connection::{Connection, Phase, client_id, index};
 use crate::clients::handshakes::{Handshake, Handshakes};
 use crate::clients::lobby::{Caller, Lobby};
 use crate::clients::turns::{Turns, Who};
-use fdbroker_core::{ClientId, DomainKey, Now, SubordinateUids};
+use crate::fds::jobs::Process;
+use fdbroker_core::{ClientId, DomainKey, Now, PodKey, SubordinateUids};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -18,8 +19,8 @@ const EXPECTED: usize = 4096;
 #[derive(Debug)]
 pub struct Connections {
     by_number: Slab<Connection>,
-    /// By uid; no entry = none.
-    of_users: HashMap<u32, u32>,
+    /// By uid and pod; no entry = none.
+    of_users: HashMap<(u32, PodKey), u32>,
     last_serial: u64,
     subordinate_uids: SubordinateUids,
     /// Callers, and connections that are [`Phase::Silent`].
@@ -61,7 +62,7 @@ impl Connections {
     ) {
         for (_, connection) in &mut connections {
             connection.shares_as = self.shares_as(connection.domain);
-            *self.of_users.entry(connection.domain.uid).or_default() += 1;
+            *self.of_users.entry(user(connection.domain)).or_default() += 1;
             if connection.phase == Phase::Silent {
                 self.lobby.enter(connection.shares_as);
             }
@@ -89,6 +90,14 @@ impl Connections {
         Some(caller)
     }
 
+    /// The process of a caller has been looked at: it is of this domain from now on.
+    pub fn place_caller(&mut self, number: u64, domain: DomainKey, process: Process) {
+        let Some(former) = self.lobby.callers().get(&number).map(|it| it.domain) else { return };
+        self.lobby.leave(self.shares_as(former));
+        self.lobby.enter(self.shares_as(domain));
+        self.lobby.note_process(number, domain, process);
+    }
+
     /// Clients that are let in and whose event socket has not joined.
     pub fn joining(&self) -> usize {
         self.joining
@@ -114,7 +123,7 @@ impl Connections {
     /// A new connection; its number. `until`: the time it has for its hello.
     pub fn add(&mut self, socket: OwnedFd, domain: DomainKey, pid: u32, until: Now) -> usize {
         self.last_serial += 1;
-        *self.of_users.entry(domain.uid).or_default() += 1;
+        *self.of_users.entry(user(domain)).or_default() += 1;
         let (serial, shares_as) = (self.last_serial, self.shares_as(domain));
         self.lobby.enter(shares_as);
         let new = Connection::bare(serial, domain, pid);
@@ -127,7 +136,7 @@ impl Connections {
 
     /// The domain that a connection of this one shares with.
     pub fn shares_as(&self, domain: DomainKey) -> DomainKey {
-        let uid = self.subordinate_uids.user_of(domain.uid).unwrap_or(domain.uid);
+        let uid = self.subordinate_uids.user_of_domain(domain).unwrap_or(domain.uid);
         DomainKey { uid, ..domain }
     }
 
@@ -221,11 +230,11 @@ impl Connections {
     /// Frees a number; the connection that had it.
     pub fn remove(&mut self, number: usize) -> Option<Connection> {
         let connection = self.by_number.try_remove(number)?;
-        let uid = connection.domain.uid;
-        if let Some(count) = self.of_users.get_mut(&uid) {
+        let user = user(connection.domain);
+        if let Some(count) = self.of_users.get_mut(&user) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                self.of_users.remove(&uid);
+                self.of_users.remove(&user);
             }
         }
         Some(connection)
@@ -271,9 +280,9 @@ impl Connections {
         self.by_number.is_empty()
     }
 
-    /// How many a user has, by all listeners.
-    pub fn of_user(&self, uid: u32) -> u32 {
-        self.of_users.get(&uid).copied().unwrap_or(0)
+    /// How many a domain's user has, by all listeners.
+    pub fn of_user(&self, domain: DomainKey) -> u32 {
+        self.of_users.get(&user(domain)).copied().unwrap_or(0)
     }
 
     /// The serial given last.
@@ -306,6 +315,11 @@ impl IndexMut<usize> for Connections {
             None => missing(number, &mut self.nobody),
         }
     }
+}
+
+/// Whose the domains of all listeners are.
+fn user(domain: DomainKey) -> (u32, PodKey) {
+    (domain.uid, domain.pod)
 }
 
 #[cold]
@@ -342,9 +356,9 @@ mod tests {
     #[test]
     fn connections_when_a_user_comes_under_subordinate_uids_then_these_have_one_part_of_the_lobby()
     {
-        let range = SubordinateRange { first: 100_000, count: 10, user: 1000 };
+        let range = SubordinateRange { first: 100_000, count: 10, user: Some(1000) };
         let mut connections = Connections::new(64, true, SubordinateUids::new(vec![range]));
-        let domain = |uid| DomainKey { listener: 0, uid };
+        let domain = |uid| DomainKey::new(0, uid);
         let mut first = None;
         for uid in (1000..1001).chain(100_000..100_010).cycle() {
             if !connections.has_room_in_lobby(domain(uid)) {

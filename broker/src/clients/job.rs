@@ -13,7 +13,8 @@ use std::hash::Hasher;
 /// mutex of all cgroups, and the second may have to free the memory of a process that dies just
 /// then.
 pub fn process(cgroup: Option<&[u8]>, stat: &[u8]) -> Process {
-    Process { job: cgroup.and_then(of_text), start: Start::parse(stat).unwrap_or_default() }
+    let start = Start::parse(stat).unwrap_or_default();
+    Process { job: cgroup.and_then(of_text), start, pod: None }
 }
 
 /// The job in the text of /proc/PID/cgroup.

@@ -2,6 +2,7 @@
 //! Each domain has a part of it, so that one that only connects keeps the others out of nothing.
 //! Must never count a connection twice.
 
+use crate::fds::jobs::Process;
 use crate::limits::{LOBBY, LOBBY_PER_DOMAIN};
 use fdbroker_core::{DomainKey, Now};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -15,6 +16,12 @@ pub struct Caller {
     pub pid: u32,
     /// It has to say something by then.
     pub until: Now,
+    /// It is a user that looks, and no client.
+    pub is_viewer: bool,
+    /// The facts about its process, where it was looked at first.
+    pub process: Option<Process>,
+    /// Its process is looked at before anything of it is read.
+    pub is_looked_at: bool,
     /// The loop waits for its message.
     pub is_watched: bool,
     /// It is in the list of those whose message may have come.
@@ -24,7 +31,22 @@ pub struct Caller {
 impl Caller {
     /// One that has just come, and has to say something until then.
     pub fn new(socket: OwnedFd, domain: DomainKey, pid: u32, until: Now) -> Self {
-        Caller { socket, domain, pid, until, is_watched: false, is_ready: false }
+        Caller {
+            socket,
+            domain,
+            pid,
+            until,
+            is_viewer: false,
+            process: None,
+            is_looked_at: false,
+            is_watched: false,
+            is_ready: false,
+        }
+    }
+
+    /// Its pod counts: nothing of it is read before its process has been looked at.
+    pub fn looked_at_first(self) -> Self {
+        Caller { is_looked_at: true, ..self }
     }
 }
 
@@ -60,7 +82,7 @@ impl Lobby {
     /// A caller's message may have come.
     pub fn note(&mut self, number: u64) {
         let Some(caller) = self.callers.get_mut(&number) else { return };
-        if !std::mem::replace(&mut caller.is_ready, true) {
+        if !caller.is_looked_at && !std::mem::replace(&mut caller.is_ready, true) {
             self.ready.push_back(number);
         }
     }
@@ -100,6 +122,13 @@ impl Lobby {
     /// All callers, by number.
     pub fn callers(&self) -> &BTreeMap<u64, Caller> {
         &self.callers
+    }
+
+    /// The process of a caller has been looked at.
+    pub fn note_process(&mut self, number: u64, domain: DomainKey, process: Process) {
+        let Some(caller) = self.callers.get_mut(&number) else { return };
+        (caller.domain, caller.process, caller.is_looked_at) = (domain, Some(process), false);
+        self.note(number);
     }
 
     /// Whether another connection of this domain may come in.
@@ -148,7 +177,7 @@ mod tests {
 
     #[test]
     fn lobby_when_a_domain_has_its_part_then_only_others_come_in_until_one_leaves() {
-        let (mine, other) = (DomainKey { listener: 0, uid: 1 }, DomainKey { listener: 0, uid: 2 });
+        let (mine, other) = (DomainKey::new(0, 1), DomainKey::new(0, 2));
         let mut lobby = Lobby::new(true);
         (0..LOBBY_PER_DOMAIN).for_each(|_| lobby.enter(mine));
         assert!(!lobby.has_room(mine) && lobby.has_room(other));
@@ -160,7 +189,7 @@ mod tests {
 
     #[test]
     fn lobby_when_full_then_nobody_comes_in_but_to_a_private_broker() {
-        let domain = |uid| DomainKey { listener: 0, uid };
+        let domain = |uid| DomainKey::new(0, uid);
         let (mut shared, mut private) = (Lobby::new(true), Lobby::new(false));
         for uid in 0..LOBBY {
             shared.enter(domain(uid));

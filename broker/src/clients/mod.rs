@@ -11,6 +11,7 @@ pub mod in_flight;
 pub mod job;
 pub mod lobby;
 pub mod metrics;
+pub mod pods;
 pub mod schedulers;
 pub mod settles;
 pub mod shares;

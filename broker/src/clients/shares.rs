@@ -124,8 +124,8 @@ mod tests {
     use super::*;
     use fdbroker_protocol::NO_CAP;
 
-    const DOMAIN: DomainKey = DomainKey { listener: 0, uid: 1000 };
-    const OTHER: DomainKey = DomainKey { listener: 0, uid: 1001 };
+    const DOMAIN: DomainKey = DomainKey::new(0, 1000);
+    const OTHER: DomainKey = DomainKey::new(0, 1001);
 
     #[test]
     fn room_when_others_have_taken_the_pool_then_the_share_is_left() {

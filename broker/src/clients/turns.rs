@@ -4,7 +4,7 @@
 //! each answer has one request at a time. Must never let a client with work left starve.
 
 use crate::limits::FRESH_IN_A_ROW;
-use fdbroker_core::ClientId;
+use fdbroker_core::{ClientId, PodKey};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 pub struct Who {
     /// Of the process.
     pub uid: u32,
+    /// Of it, where pods are told apart.
+    pub pod: PodKey,
     /// 0 when it is in another PID namespace: all such processes of a user count as one.
     pub pid: u32,
 }
@@ -154,9 +156,9 @@ impl<L: Line> Line for Ring<L> {
 mod tests {
     use super::*;
 
-    const ONE: Who = Who { uid: 1000, pid: 1 };
-    const ANOTHER: Who = Who { uid: 1000, pid: 2 };
-    const OTHER_USER: Who = Who { uid: 1001, pid: 3 };
+    const ONE: Who = Who { uid: 1000, pod: PodKey::NONE, pid: 1 };
+    const ANOTHER: Who = Who { uid: 1000, pod: PodKey::NONE, pid: 2 };
+    const OTHER_USER: Who = Who { uid: 1001, pod: PodKey::NONE, pid: 3 };
 
     fn order(turns: &mut Turns) -> Vec<u32> {
         std::iter::from_fn(|| turns.pop()).map(|client| client.0).collect()
@@ -211,7 +213,7 @@ mod tests {
     fn pop_when_all_have_had_their_turn_then_nothing_is_kept_of_who_they_were() {
         let mut turns = Turns::default();
         for number in 0..100 {
-            turns.push_fresh(Who { uid: number, pid: number }, ClientId(number));
+            turns.push_fresh(Who { uid: number, pod: PodKey::NONE, pid: number }, ClientId(number));
         }
         assert_eq!(order(&mut turns).len(), 100);
         assert!(turns.fresh.lines.is_empty() && turns.fresh.order.is_empty());

@@ -156,6 +156,12 @@ impl Closers {
         self.add(uid, Kind::Process, (job, Report::Process(number, serial, Default::default())));
     }
 
+    /// The same for the caller with this number, whose pod counts.
+    pub fn ask_for_pod(&mut self, pid: u32, uid: u32, number: u64) {
+        let job = Job { act: act::PROCESS_OF_POD, number: pid, ..Job::default() };
+        self.add(uid, Kind::Process, (job, Report::Caller(number, Default::default())));
+    }
+
     /// Has the memory of a seal of `uid` opened for readers; `fd` is a duplicate.
     pub fn open(&mut self, fd: OwnedFd, uid: u32, number: u64) {
         let task = (Job::with(act::OPEN, fd, 0), Report::Opened(number, Err(0)));
@@ -291,7 +297,7 @@ impl Closers {
                 let Some(batch) = self.pool.batch(at) else { return };
                 let text = self.buffer.get(size_of::<Said>()..length).unwrap_or_default();
                 let done = batch.tasks.iter().take(said.done as usize).skip(batch.done);
-                let process = self.common.calls.process;
+                let process = &self.common.calls.process;
                 let reports = done.map(|(_, report)| report.completed(said.value, text, process));
                 self.reports.extend(reports);
                 (batch.done, batch.since) = (batch.done.max(said.done as usize), Instant::now());
@@ -336,7 +342,7 @@ impl Closers {
                 batch.of.kind.job(),
                 batch.of.uid
             );
-            match report.of_dead(self.common.calls.process) {
+            match report.of_dead(&self.common.calls.process) {
                 Some(report) => self.reports.push(report),
                 None => self.under_way -= 1,
             }

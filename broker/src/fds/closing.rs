@@ -81,6 +81,7 @@ impl Closing {
             Report::Held(_)
             | Report::Uncharged
             | Report::Process(..)
+            | Report::Caller(..)
             | Report::Reread(_)
             | Report::Carried(_) => return,
             // Few at a time, in places of their own.

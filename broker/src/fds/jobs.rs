@@ -4,8 +4,9 @@
 
 use crate::fds::classify::look;
 use crate::kernel::{Device, Start};
-use fdbroker_core::{JobKey, JobName, Lane, Ticket};
+use fdbroker_core::{JobKey, JobName, Lane, PodKey, Ticket};
 use fdbroker_protocol::Status;
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -22,13 +23,15 @@ pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
 
 /// What makes facts of a process's /proc/PID/cgroup, if that can be read, and /proc/PID/stat.
 /// Called on the loop.
-pub type ProcessFn = fn(Option<&[u8]>, &[u8]) -> Process;
+pub type ProcessFn = Arc<dyn Fn(Option<&[u8]>, &[u8]) -> Process + Send + Sync>;
 
 /// What /proc says of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// Of its cgroups; `None` when they cannot be read: it is in another PID namespace, or gone.
     pub job: Option<(JobKey, JobName)>,
+    /// Likewise; `None` when it is in no pod, too.
+    pub pod: Option<PodKey>,
     /// Nothing when it cannot be read.
     pub start: Start,
 }
@@ -41,12 +44,15 @@ pub struct Calls {
     pub look: LookFn,
     /// Makes facts of what was read about a process.
     pub process: ProcessFn,
+    /// Directories that are root's alone where pods count, as far as they are there.
+    pub roots_own: Arc<[CString]>,
 }
 
 impl Calls {
     /// The calls of a daemon; `process` makes facts of what was read about a process.
-    pub fn real(process: ProcessFn) -> Self {
-        Calls { close: Arc::new(|fd, _| drop(fd)), look: Arc::new(look), process }
+    pub fn real(process: impl Fn(Option<&[u8]>, &[u8]) -> Process + Send + Sync + 'static) -> Self {
+        let (close, look): (CloseFn, LookFn) = (Arc::new(|fd, _| drop(fd)), Arc::new(look));
+        Calls { close, look, process: Arc::new(process), roots_own: Arc::new([]) }
     }
 }
 
@@ -74,6 +80,8 @@ pub enum Report {
     TurnedAway(u32),
     /// The facts about the process of the connection with this number and serial.
     Process(usize, u64, Process),
+    /// The facts about the process of the caller with this number, whose pod counts.
+    Caller(u64, Process),
     /// The configuration has been read again: its bytes, or the errno.
     Reread(Result<usize, i32>),
     /// Messages of the carrier of kept objects with this number have been dropped.
@@ -87,15 +95,16 @@ pub enum Report {
 
 impl Report {
     /// Completed by what the lane has found: its number, and its text.
-    pub fn completed(self, value: i64, text: &[u8], process: ProcessFn) -> Self {
+    pub fn completed(self, value: i64, text: &[u8], process: &ProcessFn) -> Self {
         let result = usize::try_from(value).map_err(|_| i32::try_from(-value).unwrap_or(libc::EIO));
+        let facts = || {
+            let (cgroup, stat) = text.split_at(result.unwrap_or(0).min(text.len()));
+            process(result.is_ok().then_some(cgroup), stat)
+        };
         match self {
             Report::Looked(uid, _) => Report::Looked(uid, device_of(value)),
-            Report::Process(number, serial, _) => {
-                let (cgroup, stat) = text.split_at(result.unwrap_or(0).min(text.len()));
-                let facts = process(result.is_ok().then_some(cgroup), stat);
-                Report::Process(number, serial, facts)
-            }
+            Report::Process(number, serial, _) => Report::Process(number, serial, facts()),
+            Report::Caller(number, _) => Report::Caller(number, facts()),
             Report::Reread(_) => Report::Reread(result),
             Report::Opened(number, _) => {
                 Report::Opened(number, result.map(|fd| RawFd::try_from(fd).unwrap_or(-1)))
@@ -106,13 +115,13 @@ impl Report {
 
     /// Whether the lane has nothing to add.
     pub fn is_complete(&self) -> bool {
-        use Report::{Looked, Opened, Process, Reread};
-        !matches!(self, Looked(..) | Process(..) | Reread(_) | Opened(..))
+        use Report::{Caller, Looked, Opened, Process, Reread};
+        !matches!(self, Looked(..) | Process(..) | Caller(..) | Reread(_) | Opened(..))
     }
 
     /// As it is when the lane died at the job; `None`: nobody knows whether the fd is closed, and
     /// its number may be another file's by now, so it stays charged.
-    pub fn of_dead(self, process: ProcessFn) -> Option<Self> {
+    pub fn of_dead(self, process: &ProcessFn) -> Option<Self> {
         let is_of_fd = self.is_complete() || matches!(self, Report::Looked(..));
         (!is_of_fd).then(|| self.completed(-i64::from(libc::EIO), &[], process))
     }
@@ -144,6 +153,8 @@ pub mod act {
     pub const TURN_AWAY: u32 = 9;
     /// None: what /proc says of the process `number` is read.
     pub const PROCESS: u32 = 5;
+    /// The same, if the cgroups above those of pods are root's alone.
+    pub const PROCESS_OF_POD: u32 = 10;
     /// A memfd that begins with the path of a file: the file's bytes are written behind it.
     pub const READ: u32 = 6;
     /// A duplicate, closed when it has been opened for readers.

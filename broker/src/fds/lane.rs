@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{Shutdown, shutdown};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, stat};
 use nix::sys::uio::{pread, pwrite};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, read};
@@ -220,6 +220,11 @@ impl Common {
                 (self.calls.close)(socket, Lane::Refused);
             }
             act::PROCESS => return Some(self.read_process(job.number)),
+            act::PROCESS_OF_POD => {
+                let is_good = self.calls.roots_own.iter().all(|path| is_roots_own(path));
+                let refused = (-i64::from(libc::EACCES), 0);
+                return Some(if is_good { self.read_process(job.number) } else { refused });
+            }
             act::READ => return Some((number_of(self.read_file(lent)), 0)),
             act::OPEN => {
                 let opened = open_for_readers(lent);
@@ -286,6 +291,14 @@ fn read_of_process(pid: u32, name: &str, buffer: &mut [u8]) -> nix::Result<usize
             Err(Errno::EINTR) => {}
             count => length += count?,
         }
+    }
+}
+
+/// Whether root alone can make something in a directory, or it is not there.
+fn is_roots_own(path: &CStr) -> bool {
+    match stat(path) {
+        Ok(found) => found.st_uid == 0 && found.st_mode & 0o022 == 0,
+        Err(errno) => errno == Errno::ENOENT,
     }
 }
 

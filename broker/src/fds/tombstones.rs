@@ -4,7 +4,7 @@
 
 use crate::fds::files::Files;
 use crate::limits::{TOMBSTONES, TOMBSTONES_PER_DOMAIN};
-use fdbroker_core::{DomainKey, Ended, JobKey, JobName, Now};
+use fdbroker_core::{DomainKey, Ended, JobKey, JobName, Now, PodKey};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use serde::{Deserialize, Serialize};
 use slab::Slab;
@@ -19,6 +19,7 @@ pub struct Tombstone {
     pub size_bytes: u64,
     /// The job's key; 0 = none.
     job: u64,
+    pod: PodKey,
     slot: u32,
     generation: u32,
     /// The owner's, or 0.
@@ -31,7 +32,7 @@ pub struct Tombstone {
     code_and_kind: u16,
 }
 
-const _: () = assert!(size_of::<Tombstone>() == 48);
+const _: () = assert!(size_of::<Tombstone>() == 64);
 
 const KIND_BITS: u32 = 2;
 const CODE_BITS: u32 = u16::BITS - KIND_BITS;
@@ -42,6 +43,7 @@ impl Tombstone {
             inode,
             size_bytes: ended.size_bytes,
             job: ended.job.map_or(0, |(key, _)| key.0),
+            pod: ended.domain.pod,
             slot: ended.id.slot,
             generation: ended.id.generation,
             pid: ended.pid,
@@ -59,7 +61,7 @@ impl Tombstone {
     }
 
     pub fn domain(&self) -> DomainKey {
-        DomainKey { listener: self.listener.into(), uid: self.uid }
+        DomainKey { pod: self.pod, ..DomainKey::new(self.listener.into(), self.uid) }
     }
 
     /// The owner's job, `None` if it had none.
@@ -261,7 +263,7 @@ mod tests {
             id: AllocationId { slot: number, generation: 1 },
             kind: MemoryKind::Memfd,
             size_bytes: 4096,
-            domain: DomainKey { listener: 1, uid },
+            domain: DomainKey::new(1, uid),
             pid: 9,
             job: Some((JOB, JobName::new("slurm:7"))),
             code: ErrorCode::OwnerGone,

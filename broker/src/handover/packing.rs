@@ -81,8 +81,8 @@ pub(crate) fn save_caller<'a>(
     (domain, pid, until): (DomainKey, u32, Now),
     whose: Whose,
 ) -> Result<SavedCaller, CarryError> {
-    let (DomainKey { listener, uid }, until_us) = (domain, until.0);
-    Ok(SavedCaller { listener, uid, pid, until_us, socket: packing.add(socket.as_fd(), whose)? })
+    let until_us = until.0;
+    Ok(SavedCaller { domain, pid, until_us, socket: packing.add(socket.as_fd(), whose)? })
 }
 
 /// A connection with its sockets.
@@ -99,8 +99,7 @@ pub(crate) fn save_connection<'a>(
     Ok(SavedConnection {
         index: client.0,
         serial: connection.serial,
-        listener: connection.domain.listener,
-        uid: connection.domain.uid,
+        domain: connection.domain,
         pid: connection.pid,
         start: connection.start,
         name: connection.name,

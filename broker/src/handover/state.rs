@@ -10,7 +10,7 @@ use crate::fds::tombstones::SavedTombstones;
 use crate::journal::SavedJournal;
 use crate::kernel::Start;
 use crate::past::SavedPast;
-use fdbroker_core::Saved;
+use fdbroker_core::{DomainKey, Saved};
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -72,8 +72,7 @@ pub(crate) struct SavedListener {
 pub(crate) struct SavedConnection {
     pub index: u32,
     pub serial: u64,
-    pub listener: u32,
-    pub uid: u32,
+    pub domain: DomainKey,
     pub pid: u32,
     pub start: Start,
     pub name: [u8; NAME_BYTES],
@@ -104,8 +103,7 @@ pub(crate) struct SavedHelloReply {
 /// A connection whose first message has not been read.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCaller {
-    pub listener: u32,
-    pub uid: u32,
+    pub domain: DomainKey,
     pub pid: u32,
     pub until_us: u64,
     pub socket: Fd,

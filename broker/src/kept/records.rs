@@ -3,7 +3,9 @@
 //! none.
 
 use crate::kept::files::FileKey;
-use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now};
+use fdbroker_core::{
+    Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now, PodKey,
+};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,24 @@ pub enum Record<'a> {
     Allocation(SavedAllocation<'a>),
     /// The kept allocation of this slot has ended.
     AllocationEnded(u32),
+}
+
+impl Record<'_> {
+    fn place(&self) -> Option<&Place> {
+        match self {
+            Record::Group(SavedGroup { place, .. }) => Some(place),
+            Record::Allocation(SavedAllocation { place, .. }) => Some(place),
+            _ => None,
+        }
+    }
+
+    fn place_mut(&mut self) -> Option<&mut Place> {
+        match self {
+            Record::Group(SavedGroup { place, .. }) => Some(place),
+            Record::Allocation(SavedAllocation { place, .. }) => Some(place),
+            _ => None,
+        }
+    }
 }
 
 /// What in the log lives or ends as one.
@@ -62,10 +82,23 @@ impl fmt::Display for Key {
 struct Place {
     slot: u32,
     generation: u32,
-    domain: DomainKey,
+    listener: u32,
+    uid: u32,
+    /// Behind the record, of a pod alone: so the records of brokers that knew no pods are read.
+    #[serde(skip)]
+    pod: PodKey,
 }
 
 impl Place {
+    fn new(id: AllocationId, domain: DomainKey) -> Self {
+        let (AllocationId { slot, generation }, DomainKey { listener, uid, pod }) = (id, domain);
+        Place { slot, generation, listener, uid, pod }
+    }
+
+    fn domain(self) -> DomainKey {
+        DomainKey { listener: self.listener, uid: self.uid, pod: self.pod }
+    }
+
     fn id(self) -> AllocationId {
         AllocationId { slot: self.slot, generation: self.generation }
     }
@@ -145,11 +178,10 @@ impl<'a> SavedGroup<'a> {
             let KeptObject { name, offset, size_bytes, metadata } = *object;
             SavedObject { name, offset, size_bytes, metadata }
         };
-        let AllocationId { slot, generation } = kept.id;
         SavedGroup {
             version: kept.version,
             parcel,
-            place: Place { slot, generation, domain: kept.domain },
+            place: Place::new(kept.id, kept.domain),
             creator_pid: kept.creator_pid,
             keep_us: kept.keep_us,
             pin: kept.pin,
@@ -169,7 +201,7 @@ impl<'a> SavedGroup<'a> {
         Some(KeptGroup {
             version: self.version,
             id: self.place.id(),
-            domain: self.place.domain,
+            domain: self.place.domain(),
             creator_pid: self.creator_pid,
             keep_us: self.keep_us,
             pin: self.pin,
@@ -200,10 +232,9 @@ pub struct SavedAllocation<'a> {
 impl<'a> SavedAllocation<'a> {
     /// What to write of an allocation whose fd is this file.
     pub fn of(kept: &'a Kept, file: FileKey) -> Self {
-        let AllocationId { slot, generation } = kept.id;
         SavedAllocation {
             file,
-            place: Place { slot, generation, domain: kept.domain },
+            place: Place::new(kept.id, kept.domain),
             gid: kept.gid,
             job: kept.job,
             share: kept.deposit.share as u8,
@@ -229,20 +260,30 @@ impl<'a> SavedAllocation<'a> {
             virtual_fd: self.virtual_fd,
             ..self.memory.to_deposit()?
         };
-        let (id, domain) = (self.place.id(), self.place.domain);
+        let (id, domain) = (self.place.id(), self.place.domain());
         Some(Kept { id, domain, gid: self.gid, job: self.job, deposit: claimed.into() })
     }
 }
 
 /// What a record is as bytes.
 pub fn encode(record: &Record<'_>) -> Vec<u8> {
-    postcard::to_allocvec(record).expect("plain data into memory")
+    let mut bytes = postcard::to_allocvec(record).expect("plain data into memory");
+    if let Some(PodKey(halves)) = record.place().map(|it| it.pod).filter(|it| *it != PodKey::NONE) {
+        bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+    }
+    bytes
 }
 
 /// A record of these bytes, and nothing else.
 fn decode(payload: &[u8]) -> Option<Record<'_>> {
-    let (record, rest) = postcard::take_from_bytes(payload).ok()?;
-    rest.is_empty().then_some(record)
+    let (mut record, rest): (Record<'_>, _) = postcard::take_from_bytes(payload).ok()?;
+    if rest.is_empty() {
+        return Some(record);
+    }
+    let (first, second) = rest.split_at_checked(8)?;
+    let half = |bytes: &[u8]| Some(u64::from_le_bytes(bytes.try_into().ok()?));
+    record.place_mut()?.pod = PodKey([half(first)?, half(second)?]);
+    Some(record)
 }
 
 /// All that lives after these records. `None`: some of them are no records.
@@ -285,7 +326,7 @@ impl<'a> Table<'a> {
         if self.groups.contains_key(&version) {
             return None;
         }
-        let domain = group.place.domain;
+        let domain = group.place.domain();
         let key = |name| (domain, name);
         let mut taken = Vec::new();
         group.objects.retain(|object| match self.names.get(&key(object.name)).copied() {
@@ -309,7 +350,7 @@ impl<'a> Table<'a> {
     fn lose(&mut self, version: u64, name: &[u8]) {
         let Some(group) = self.groups.get(&version) else { return };
         let Some(object) = group.objects.iter().find(|object| object.name == name) else { return };
-        self.names.remove(&(group.place.domain, object.name));
+        self.names.remove(&(group.place.domain(), object.name));
         self.take_off(version, name);
     }
 
@@ -325,7 +366,7 @@ impl<'a> Table<'a> {
     fn end(&mut self, version: u64) {
         let Some(group) = self.groups.remove(&version) else { return };
         for object in &group.objects {
-            self.names.remove(&(group.place.domain, object.name));
+            self.names.remove(&(group.place.domain(), object.name));
         }
     }
 }
@@ -347,7 +388,7 @@ mod raw {
 mod tests {
     use super::*;
 
-    const DOMAIN: DomainKey = DomainKey { listener: 1, uid: 1000 };
+    const DOMAIN: DomainKey = DomainKey::new(1, 1000);
     const MEMORY: SavedMemory<'_> = SavedMemory {
         kind: MemoryKind::Memfd as u8,
         device: 3,
@@ -367,7 +408,7 @@ mod tests {
         SavedGroup {
             version,
             parcel: version + 100,
-            place: Place { slot: 7, generation: u32::MAX, domain: DOMAIN },
+            place: Place::new(AllocationId { slot: 7, generation: u32::MAX }, DOMAIN),
             creator_pid: 99,
             keep_us: Some(u64::MAX),
             pin: false,
@@ -381,7 +422,7 @@ mod tests {
     fn allocation(slot: u32, generation: u32) -> SavedAllocation<'static> {
         SavedAllocation {
             file: FileKey { inode: 1 << 40, slot: 3, generation: 4 },
-            place: Place { slot, generation, domain: DOMAIN },
+            place: Place::new(AllocationId { slot, generation }, DOMAIN),
             gid: 100,
             job: Some((JobKey(6), JobName::new("job"))),
             share: Share::Any as u8,
@@ -470,6 +511,26 @@ mod tests {
         ]
         .concat();
         assert_eq!(encode(&add(3, &["a"])), bytes);
+    }
+
+    #[test]
+    fn decode_when_a_record_is_of_a_pod_then_the_same_and_anything_else_behind_one_is_refused() {
+        let in_pod = |mut record: Record<'static>| {
+            record.place_mut().unwrap().pod = PodKey([1 << 40, 7]);
+            record
+        };
+        for record in [in_pod(add(3, &["a"])), in_pod(Record::Allocation(allocation(1, 1)))] {
+            let bytes = encode(&record);
+            let read = decode(&bytes).unwrap();
+            assert_eq!(read.place().unwrap().domain(), record.place().unwrap().domain());
+            assert_eq!(encode(&read), bytes);
+            for rest in [1, 8, 15] {
+                assert!(decode(&bytes[..bytes.len() - rest]).is_none(), "{rest}");
+            }
+            assert!(decode(&[&bytes[..], &[0]].concat()).is_none());
+        }
+        let ended = encode(&Record::Ended(1));
+        assert!(decode(&[&ended[..], &[1; 16]].concat()).is_none());
     }
 
     #[test]

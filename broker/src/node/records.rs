@@ -5,7 +5,7 @@
 
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
-use fdbroker_core::{DomainKey, FormerLife, FormerSlot, OwnerKey, Record};
+use fdbroker_core::{DomainKey, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,10 +15,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// First words of the file; another layout has another one.
-const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 1];
+const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 2];
 
-/// Bytes of a record, and of the head before the first one. A record never crosses a page.
-const RECORD_BYTES: usize = 32;
+/// Bytes of a record, and of the head before the first one.
+const RECORD_BYTES: usize = 48;
 
 /// The words of a record.
 mod word {
@@ -29,6 +29,8 @@ mod word {
     pub const STARTED: usize = 4;
     /// Two words, the low one first.
     pub const RANDOM: usize = 5;
+    /// Four words: the halves of the key, each with its low word first.
+    pub const POD: usize = 8;
     /// Written last: a byte each of what is below.
     pub const STANDING: usize = 7;
 }
@@ -116,9 +118,11 @@ impl Records {
             return FormerLife::Ended(ended.unwrap_or(ErrorCode::Stale));
         };
         let (pid, started) = (load(word::PID), load(word::STARTED));
-        let random = u64::from(load(word::RANDOM)) | u64::from(load(word::RANDOM + 1)) << 32;
+        let long = |at: usize| u64::from(load(at)) | u64::from(load(at + 1)) << 32;
+        let random = long(word::RANDOM);
+        let pod = PodKey([long(word::POD), long(word::POD + 2)]);
         let record = Record {
-            domain: DomainKey { listener: listener.into(), uid: load(word::UID) },
+            domain: DomainKey { listener: listener.into(), uid: load(word::UID), pod },
             gid: load(word::GID),
             share,
             recallable: flags & RECALLABLE != 0,
@@ -153,8 +157,13 @@ impl Records {
         store(word::GID, gid);
         store(word::PID, owner.pid);
         store(word::STARTED, owner.started);
-        store(word::RANDOM, (owner.random & 0xffff_ffff) as u32);
-        store(word::RANDOM + 1, (owner.random >> 32) as u32);
+        let long = |at: usize, value: u64| {
+            store(at, (value & 0xffff_ffff) as u32);
+            store(at + 1, (value >> 32) as u32);
+        };
+        long(word::RANDOM, owner.random);
+        let PodKey(halves) = domain.pod;
+        [word::POD, word::POD + 2].into_iter().zip(halves).for_each(|(at, half)| long(at, half));
         store(word::GENERATION, id.generation);
         let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);
         let flags = if recallable { RECALLABLE } else { 0 };
@@ -206,7 +215,10 @@ mod tests {
 
     fn record(pid: u32, started: u32) -> Record {
         Record {
-            domain: DomainKey { listener: 15, uid: u32::MAX - 2 },
+            domain: DomainKey {
+                pod: PodKey([u64::MAX - 3, 7 << 40]),
+                ..DomainKey::new(15, u32::MAX - 2)
+            },
             gid: 7,
             share: Share::Gid,
             recallable: true,
@@ -264,7 +276,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(RECORDS_NAME);
         assert!(Records::open(&path, 8).unwrap().is_none());
-        for length in [0, 31, 32, 64] {
+        for length in [0, 47, 48, 96] {
             std::fs::write(&path, vec![0; length]).unwrap();
             assert!(Records::open(&path, 8).unwrap().is_none(), "{length}");
         }

@@ -7,7 +7,7 @@ use crate::settings::config::{ConfigError, ConfigFile, LimitsSection};
 use crate::settings::outside::{Environment, Host};
 use crate::settings::sockets::Mode;
 use crate::settings::sources::{Lines, NONE, Sources, first};
-use fdbroker_core::{Config, limits};
+use fdbroker_core::{Config, SubordinateRange, SubordinateUids, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 use std::num::NonZeroU64;
 
@@ -33,6 +33,9 @@ const MAX_KEPT_FDS: u64 = 16_384;
 
 /// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
 const DOMAIN_METADATA_BYTES: u64 = 64 << 20;
+
+/// Names of users in subuid(5) that no person has: the kubelet's, and podman's for `--userns=auto`.
+const POOLS: [&str; 2] = ["kubelet", "containers"];
 
 /// What flags, environment and file set.
 #[derive(Clone, Copy)]
@@ -160,6 +163,13 @@ pub(crate) fn resolve_core(
     // any time.
     let grace = given.limit(|it| it.grace_ms);
     let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
+    let pools = Sources::of(given.set.subuid_pools.clone(), given.file.subuid_pools.clone());
+    let (pools, pools_origin) = first(pools, POOLS.map(String::from).into());
+    lines.push("subuid_pools", &format!("{pools:?}"), pools_origin);
+    let ranges = host.subordinate_uids.iter().map(|(name, range)| match pools.contains(name) {
+        true => SubordinateRange { user: None, ..*range },
+        false => *range,
+    });
     Ok(Config {
         node,
         domain,
@@ -183,7 +193,7 @@ pub(crate) fn resolve_core(
             Mode::Private => NO_CAP,
             Mode::Service => SHARE_FACTOR,
         },
-        subordinate_uids: host.subordinate_uids.clone(),
+        subordinate_uids: SubordinateUids::new(ranges.collect()),
     })
 }
 

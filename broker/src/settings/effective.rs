@@ -9,7 +9,7 @@ use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::derive::{Given, resolve_core, resolve_table};
 use crate::settings::outside::{Environment, Host};
 use crate::settings::places::Places;
-use crate::settings::sockets::{ListenerSettings, Mode};
+use crate::settings::sockets::{Isolate, ListenerSettings, Mode};
 use crate::settings::sources::{Lines, NONE, Sources, first};
 use fdbroker_core::Config;
 use std::fmt;
@@ -58,6 +58,9 @@ pub struct Settings {
     pub monitor_group: Option<String>,
     /// Its number, once the start has found it.
     pub monitor_gid: Option<u32>,
+    /// The cgroup in which the kubelet has those of pods; `None`: where kubelets have it by
+    /// default.
+    pub pods_cgroup: Option<String>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
     pub table_fds: u64,
     /// What the core is made with: caps, limits, times.
@@ -152,6 +155,7 @@ impl Settings {
             viewing: places.viewing,
             monitor_group: places.monitor_group,
             monitor_gid: None,
+            pods_cgroup: places.pods_cgroup,
             table_fds: table.fds,
             most_connections: core.max_clients,
             core,
@@ -177,6 +181,11 @@ impl Settings {
         let sockets: Vec<_> =
             self.listeners.iter().map(|it| assignment("FDBROKER_SOCKET", &it.path)).collect();
         format!("serving {}", sockets.join(" "))
+    }
+
+    /// Whether pods of one uid are domains of their own at this listener.
+    pub fn isolates_pods(&self, listener: u32) -> bool {
+        self.listeners.get(listener as usize).is_some_and(|it| it.isolate == Some(Isolate::Pod))
     }
 
     /// The administrator's directory: of the lock, the node key and the generation page.

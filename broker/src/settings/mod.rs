@@ -15,4 +15,4 @@ mod subordinate;
 
 pub use effective::{Settings, assignment};
 pub use outside::{Environment, Host};
-pub use sockets::{ListenerSettings, Mode};
+pub use sockets::{Isolate, ListenerSettings, Mode};

@@ -4,7 +4,7 @@
 use crate::manager::inherited::Inherited;
 use crate::settings::config::ConfigError;
 use crate::settings::subordinate;
-use fdbroker_core::SubordinateUids;
+use fdbroker_core::SubordinateRange;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ pub struct Host {
     pub hard_fds: u64,
     /// Fds open at the start.
     pub open_fds: u64,
-    /// Uids that share as one user.
-    pub subordinate_uids: SubordinateUids,
+    /// Uids that share as one user, by the user's name in subuid(5).
+    pub subordinate_uids: Vec<(String, SubordinateRange)>,
 }
 
 impl Host {

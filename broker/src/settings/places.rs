@@ -6,7 +6,7 @@ use crate::node::listeners::check_address;
 use crate::settings::config::{ConfigError, ListenerSection};
 use crate::settings::derive::Given;
 use crate::settings::outside::{Environment, Host};
-use crate::settings::sockets::{ListenerSettings, Mode, admin_socket_of, view_socket_of};
+use crate::settings::sockets::{Isolate, ListenerSettings, Mode, admin_socket_of, view_socket_of};
 use crate::settings::sources::{Lines, NONE, Sources, first};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,7 @@ pub(crate) struct Places {
     /// See [`crate::settings::Settings::viewing`].
     pub viewing: Vec<(u32, PathBuf)>,
     pub monitor_group: Option<String>,
+    pub pods_cgroup: Option<String>,
 }
 
 impl Places {
@@ -36,11 +37,14 @@ impl Places {
         let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
         let (listeners, origin) = if is_explicit || listed.is_empty() {
             let (path, origin) = first(socket, default);
-            (vec![ListenerSettings { path, mode: default_socket_mode }], origin)
+            // Whatever names the place, it is as narrow as the file has it.
+            let isolate = listed.iter().find(|it| it.path == path).and_then(|it| it.isolate);
+            (vec![ListenerSettings { path, mode: default_socket_mode, isolate }], origin)
         } else {
             let settings = |section: &ListenerSection| ListenerSettings {
                 path: section.path.clone(),
                 mode: section.mode.unwrap_or(default_socket_mode),
+                isolate: section.isolate,
             };
             (listed.iter().map(settings).collect(), "file")
         };
@@ -65,6 +69,8 @@ impl Places {
             let key = format!("listener{index}");
             lines.push(&format!("{key}.path"), &quoted(&listener.path), origin);
             lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
+            let isolate = listener.isolate.map_or(NONE, |Isolate::Pod| "\"pod\"");
+            lines.push(&format!("{key}.isolate"), &isolate, origin);
         }
         let viewing = viewing_sockets(mode, &admin_socket, &listeners);
         let monitors = Sources::of(set.monitor_group.clone(), file.monitor_group.clone());
@@ -72,7 +78,13 @@ impl Places {
         let monitor_group = Some(monitor_group).filter(|name| !name.is_empty());
         let shown = monitor_group.as_ref().map_or(NONE.into(), |name| format!("{name:?}"));
         lines.push("monitor_group", &shown, monitors_origin);
-        Ok(Places { mode, listeners, admin_socket, viewing, monitor_group })
+        let pods = Sources::of(set.pods_cgroup.clone(), file.pods_cgroup.clone());
+        let (pods_cgroup, pods_origin) = first(pods, String::new());
+        let pods_cgroup = Some(pods_cgroup).filter(|path| !path.is_empty());
+        check_cgroup(pods_cgroup.as_deref())?;
+        let shown = pods_cgroup.as_ref().map_or(NONE.into(), |path| quoted(Path::new(path)));
+        lines.push("pods_cgroup", &shown, pods_origin);
+        Ok(Places { mode, listeners, admin_socket, viewing, monitor_group, pods_cgroup })
     }
 }
 
@@ -123,6 +135,19 @@ fn check(
         return Err(ConfigError::value(name, problem, "give each a path of its own"));
     }
     Ok(())
+}
+
+fn check_cgroup(path: Option<&str>) -> Result<(), ConfigError> {
+    let is_part = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(char::is_control);
+    let is_whole = |path: &str| path.strip_prefix('/').is_some_and(|it| it.split('/').all(is_part));
+    match path.filter(|path| !is_whole(path)) {
+        None => Ok(()),
+        Some(path) => Err(ConfigError::value(
+            "pods_cgroup",
+            format!("`{path}` is no cgroup below the root"),
+            "write its whole path below the mount of cgroups, such as /kubelet.slice/kubelet-kubepods.slice",
+        )),
+    }
 }
 
 fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
@@ -187,7 +212,7 @@ mod tests {
     fn check_when_a_path_is_relative_then_only_a_flag_may_give_it() {
         let path = PathBuf::from("a/b.sock");
         let admin = admin_socket_of(&path);
-        let listeners = [ListenerSettings { path, mode: 0o600 }];
+        let listeners = [ListenerSettings { path, mode: 0o600, isolate: None }];
         for (origin, is_good) in [("flag", true), ("environment", false), ("file", false)] {
             assert_eq!(check(&admin, "default", &listeners, origin).is_ok(), is_good, "{origin}");
         }

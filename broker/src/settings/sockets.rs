@@ -1,6 +1,7 @@
 //! Where a broker's sockets stand, and which users it serves. Must never look at the machine.
 
 use crate::node::directories::parent;
+use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
 /// Which users the broker serves.
@@ -19,6 +20,16 @@ pub struct ListenerSettings {
     pub path: PathBuf,
     /// Mode of the socket, such as 0o666.
     pub mode: u32,
+    /// What tells domains apart there, beside the uid.
+    pub isolate: Option<Isolate>,
+}
+
+/// What tells domains of one uid apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolate {
+    /// The pod of Kubernetes. A process in none is not served.
+    Pod,
 }
 
 /// The administrator's socket that belongs to a client socket: for DIR/NAME it is

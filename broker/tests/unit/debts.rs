@@ -6,7 +6,7 @@ use super::*;
 const MINUTE_US: u64 = 60_000_000;
 
 const fn user(uid: u32) -> DomainKey {
-    DomainKey { listener: 0, uid }
+    DomainKey::new(0, uid)
 }
 
 const ONE: DomainKey = user(1000);

@@ -191,6 +191,14 @@ impl Status {
     /// The allocation has ended, and nobody has a lease of it.
     pub const DRAINED: Status = Status { value: U64::new(1), ..Self::OK };
 
+    /// `NOT_PERMITTED` at connect: the listener serves pods, and the process is in none that the
+    /// broker can tell.
+    pub const NO_POD: Status = Status {
+        code: U16::new(ErrorCode::NotPermitted as u16),
+        value: U64::new(u32::MAX as u64),
+        ..Self::OK
+    };
+
     /// A failure with no detail.
     pub fn error(code: ErrorCode) -> Self {
         Status { code: U16::new(code as u16), ..Self::OK }
@@ -259,6 +267,14 @@ impl From<ErrorCode> for Status {
     }
 }
 
+/// What [`Status::NO_POD`] says.
+pub const OUTSIDE_PODS: &str = "the listener serves pods alone (isolate = \"pod\"), and this process is in none: its cgroup cannot be read (the broker \
+     needs hostPID), or is not the kubelet's; connect from a pod, by a listener without isolation, or set pods_cgroup";
+
+/// Of [`Resource::Domains`] where a user has as many as one may have.
+const DOMAINS_OF_USER: &str = "the uids of one user's ranges in /etc/subuid make so many domains at most; end clients of some of them, or, if an \
+     engine such as the kubelet has the ranges, name its user in subuid_pools";
+
 /// A number of bytes, in the largest unit that says it exactly.
 struct WholeBytes(u64);
 
@@ -310,7 +326,10 @@ impl std::fmt::Display for Status {
                     0 => {}
                     pid => write!(f, ", most of it held by pid {pid}")?,
                 }
-                let remedy = resource.filter(|_| value != NO_CAP).map(Resource::remedy);
+                let remedy = resource.filter(|_| value != NO_CAP).map(|it| match self.scope() {
+                    Some(Scope::Domain) if it == Resource::Domains => DOMAINS_OF_USER,
+                    _ => it.remedy(),
+                });
                 write!(f, "; {}", remedy.unwrap_or("release what it counts"))?;
                 match resource {
                     _ if self.scope & INHERITED == 0 => Ok(()),
@@ -332,6 +351,7 @@ impl std::fmt::Display for Status {
                     (pid, _) => write!(f, "{code} (the owner, pid {pid}, said {cause})"),
                 }
             }
+            code if *self == Status::NO_POD => write!(f, "{}: {OUTSIDE_PODS}", code.name()),
             code => write!(f, "{code}"),
         }
     }
@@ -346,6 +366,17 @@ mod tests {
         let fds = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).to_string();
         assert!(fds.contains("cap fds = 64 is full, most of it held by pid 99; rel"), "{fds}");
         assert!(fds.ends_with("; release leases or registrations, or raise the cap"), "{fds}");
+        for (scope, said) in
+            [(Scope::Node, "raise limits.max_domains"), (Scope::Domain, "subuid_pools")]
+        {
+            let domains = Status::no_quota(Resource::Domains, scope, 16, 0).to_string();
+            assert!(
+                domains.contains("cap domains = 16 is full") && domains.contains(said),
+                "{domains}"
+            );
+        }
+        let no_pod = Status::NO_POD.to_string();
+        assert!(no_pod.starts_with("NOT_PERMITTED: the listener serves pods alone"), "{no_pod}");
         let others = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).of_another_user();
         assert!(others.to_string().contains("= 64 is full, most of it held by another user; rel"));
         assert_eq!((others.scope(), others.pid.get()), (Some(Scope::Node), 0));

@@ -7,6 +7,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNECT_LAST};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
+use fdbroker_protocol::error::OUTSIDE_PODS;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Role};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
@@ -299,6 +300,7 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     let error = Error::from_status(*status, context(&what));
     match error.code {
         // Of hello it means nothing else, and its own words are about allocations.
+        ErrorCode::NotPermitted if *status == Status::NO_POD => error.because(OUTSIDE_PODS),
         ErrorCode::NotPermitted if status.value.get() > 0 => {
             error.because(format!("{SHUT_OUT} {} s", status.value.get()))
         }

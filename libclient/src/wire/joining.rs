@@ -7,6 +7,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
+use fdbroker_protocol::error::OUTSIDE_PODS;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{HelloReply, Join, Role};
 use fdbroker_protocol::{ErrorCode, Kind, Message, Status, Writer};
@@ -104,7 +105,9 @@ impl Joining {
         let context = self.context("the broker refuses a further socket of this client");
         let error = Error::from_status(status, context);
         Some(Err(match error.code {
-            // It has ended the client meanwhile, or is another broker.
+            ErrorCode::NotPermitted if status == Status::NO_POD => error.because(OUTSIDE_PODS),
+            // It has ended the client meanwhile, or is another broker, or this process has moved to
+            // another pod.
             ErrorCode::NotPermitted => self.lost("the broker has ended the connection"),
             _ => error,
         }))

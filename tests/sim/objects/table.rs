@@ -94,7 +94,7 @@ impl Table {
         let slots = self.slots.iter().map(|(slot, (generation, is_live))| {
             let id = AllocationId { slot: *slot, generation: *generation };
             // Whose others were does not matter: nobody can give them again.
-            let domain = domains.get(&id).copied().unwrap_or(DomainKey { listener: 0, uid: 1000 });
+            let domain = domains.get(&id).copied().unwrap_or(DomainKey::new(0, 1000));
             let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
             let record = Record { domain, gid: 100, share, recallable, owner };
             let life = if *is_live {

@@ -135,7 +135,7 @@ impl World {
     }
 
     pub fn draw_scope(&mut self) -> Scope {
-        let domain = DomainKey { listener: 0, uid: 1000 + self.rng.below(2) as u32 };
+        let domain = DomainKey::new(0, 1000 + self.rng.below(2) as u32);
         let job = self.rng.chance(600).then(|| JobKey(1 + self.rng.below(2)));
         (domain, job)
     }

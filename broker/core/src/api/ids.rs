@@ -39,6 +39,17 @@ pub struct LeaseId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u32);
 
+/// Which pod of Kubernetes a client is of: the daemon's key of the pod's UID.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct PodKey(pub [u64; 2]);
+
+impl PodKey {
+    /// Of no pod.
+    pub const NONE: PodKey = PodKey([0; 2]);
+}
+
 /// Which isolation domain a client is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DomainKey {
@@ -46,11 +57,18 @@ pub struct DomainKey {
     pub listener: u32,
     /// Its uid (SO_PEERCRED).
     pub uid: u32,
+    /// Its pod, on a listener that tells pods apart.
+    pub pod: PodKey,
 }
 
 impl DomainKey {
     /// Of no domain that there can be: uid -1 is nobody's (chown(2)).
-    pub const NOBODYS: DomainKey = DomainKey { listener: u32::MAX, uid: u32::MAX };
+    pub const NOBODYS: DomainKey = DomainKey::new(u32::MAX, u32::MAX);
+
+    /// Outside pods, or where they are not told apart.
+    pub const fn new(listener: u32, uid: u32) -> Self {
+        DomainKey { listener, uid, pod: PodKey::NONE }
+    }
 }
 
 impl Default for DomainKey {

@@ -72,7 +72,7 @@ impl Client {
 /// One isolation domain. Kept while it has clients or anything is charged to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Domain {
-    /// Listener and uid.
+    /// Listener, uid and pod.
     pub key: DomainKey,
     /// Its account in the ledger.
     pub scope: ScopeId,
@@ -366,7 +366,7 @@ impl Clients {
     fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
         domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);
-        domain.user = self.subordinate_uids.user_of(domain.key.uid);
+        domain.user = self.subordinate_uids.user_of_domain(domain.key);
         if let Some(user) = domain.user {
             self.by_user.entry(user).or_default().push(number);
         }
@@ -395,7 +395,7 @@ impl Clients {
 
     /// All domains of the user that a key's uid is of: for one that may have no domain yet.
     pub fn of_user(&self, key: DomainKey) -> &[u32] {
-        self.all_of(self.subordinate_uids.user_of(key.uid))
+        self.all_of(self.subordinate_uids.user_of_domain(key))
     }
 
     fn all_of(&self, user: Option<u32>) -> &[u32] {
@@ -534,7 +534,7 @@ impl Clients {
             assert_eq!(job.clients as usize, count, "invariant 3: job {:?}", job.key);
         }
         let of_users = self.domains.iter_from(0).filter(|(number, domain)| {
-            assert_eq!(domain.user, self.subordinate_uids.user_of(domain.key.uid));
+            assert_eq!(domain.user, self.subordinate_uids.user_of_domain(domain.key));
             let is_several = domain.user.is_some();
             assert_eq!(self.of_same_user(*number).contains(number), is_several, "{:?}", domain.key);
             is_several

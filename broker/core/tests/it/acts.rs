@@ -129,7 +129,7 @@ fn connect_when_refused_then_counted_and_told_with_its_process_and_user() {
     world.core.set_watched(true);
     let before = world.core.totals().counters.refusals;
     let late = ClientId(3);
-    let effects = world.step(connect(late, DomainKey { listener: 0, uid: 1000 }, 77));
+    let effects = world.step(connect(late, DomainKey::new(0, 1000), 77));
     let status = Status::no_quota(Resource::Connections, Scope::Node, 3, 0);
     assert_eq!(effects[0], Effect::Disconnect { client: late, status });
     assert_eq!(world.core.totals().counters.refusals, before + 1);

@@ -61,7 +61,7 @@ fn connect_when_the_jobs_cap_of_connections_is_lowered_then_those_there_stay_and
     caps.job.connections = 1;
     world.step(Input::SetCaps { caps: &caps });
     world.client(ClientId(4));
-    let domain = DomainKey { listener: 0, uid: 1000 };
+    let domain = DomainKey::new(0, 1000);
     let job = Some((JOB, JobName::NONE));
     let peer = Peer { domain, job, pid: 9, gid: 100, groups: &[] };
     let client = ClientId(5);

@@ -74,7 +74,7 @@ fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
     (0..3).for_each(|_| _ = world.grant(OTHER, id));
     // It waits for two fds, and only one of the credits is idle.
     let (client, request, deadline) = (ClientId(5), RequestId(1), Now(1000));
-    world.step(connect(client, DomainKey { listener: 0, uid: 2000 }, 1));
+    world.step(connect(client, DomainKey::new(0, 2000), 1));
     assert_eq!(world.step(Body::Hello { own_fds: 2, deadline }.by(client, request)).len(), 1);
     let refused = world.step(ask(OTHER, Now(0)));
     assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");

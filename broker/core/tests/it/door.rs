@@ -7,7 +7,7 @@ const LATE: ClientId = ClientId(5);
 /// Another client connects; its hello may wait for a second.
 fn knock(world: &mut World, client: ClientId, uid: u32, own_fds: u32) -> Vec<Effect> {
     let (request, deadline) = (RequestId(1), Now(world.now.0 + 1000 * MS));
-    let connected = world.step(connect(client, DomainKey { listener: 0, uid }, 1));
+    let connected = world.step(connect(client, DomainKey::new(0, uid), 1));
     let greeted = world.step(Body::Hello { own_fds, deadline }.by(client, request));
     connected.into_iter().chain(greeted).collect()
 }
@@ -58,7 +58,7 @@ fn hello_when_many_wait_then_they_are_let_in_by_turns_as_fds_come_back() {
 #[test]
 fn hello_when_its_client_asks_for_something_meanwhile_then_protocol_and_the_end() {
     let mut world = World::new(node_fds(1));
-    world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
+    world.step(connect(ClientId(4), DomainKey::new(0, 1000), 1));
     let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
     world.step(Body::Hello { own_fds: 1, deadline }.by(client, request));
     assert!(knock(&mut world, LATE, 1000, 1).is_empty());
@@ -73,7 +73,7 @@ fn hello_when_its_client_asks_for_something_meanwhile_then_protocol_and_the_end(
 
 #[test]
 fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_for_others() {
-    let ranges = vec![SubordinateRange { first: 100_000, count: 1000, user: 2000 }];
+    let ranges = vec![SubordinateRange { first: 100_000, count: 1000, user: Some(2000) }];
     let subordinate_uids = SubordinateUids::new(ranges);
     let max_domains = limits::DOMAINS_PER_USER as u32 + 2;
     let mut world =
@@ -84,7 +84,7 @@ fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_f
         assert!(is_welcome(&knock(&mut world, client, 100_000 + number, 0), client), "{number}");
     }
     let late = ClientId(10 + most);
-    let refused = world.step(connect(late, DomainKey { listener: 0, uid: 2000 }, 1));
+    let refused = world.step(connect(late, DomainKey::new(0, 2000), 1));
     let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
     let (resource, scope) = (Resource::Domains as u8, Scope::Domain as u8);
     assert_eq!(
@@ -101,7 +101,7 @@ fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_f
 fn connect_when_users_without_clients_have_left_something_then_their_domains_keep_nobody_out() {
     let max_domains = 4;
     let mut world = World::new(Config { max_domains, max_clients: 64, ..config() });
-    let keys = (0..2 * max_domains).map(|number| DomainKey { listener: 0, uid: 5000 + number });
+    let keys = (0..2 * max_domains).map(|number| DomainKey::new(0, 5000 + number));
     for (number, key) in (10..).zip(keys) {
         let client = ClientId(number);
         assert!(is_welcome(&knock(&mut world, client, key.uid, 0), client), "{number}");
@@ -116,7 +116,7 @@ fn connect_when_users_without_clients_have_left_something_then_their_domains_kee
         assert!(is_welcome(&knock(&mut world, client, 5000 + number as u32, 0), client));
     }
     let late = ClientId(40);
-    let refused = world.step(connect(late, DomainKey { listener: 0, uid: 7000 }, 1));
+    let refused = world.step(connect(late, DomainKey::new(0, 7000), 1));
     let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
     let (resource, scope) = (Resource::Domains as u8, Scope::Node as u8);
     let most = u64::from(max_domains);
@@ -198,7 +198,7 @@ fn hello_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_ot
 
 /// A client that wants no more than so many fds held for it.
 fn with_bound(world: &mut World, client: ClientId, fds: u32) {
-    world.step(connect(client, DomainKey { listener: 0, uid: 1000 }, 1));
+    world.step(connect(client, DomainKey::new(0, 1000), 1));
     world.step(Input::BoundHeld { client, fds });
     let (request, deadline) = (RequestId(1), Now(0));
     world.step(Body::Hello { own_fds: 0, deadline }.by(client, request));

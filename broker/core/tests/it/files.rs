@@ -338,7 +338,7 @@ fn bytes_when_a_file_has_a_resident_range_then_the_share_counts_all_that_it_pins
 
 #[test]
 fn bytes_when_a_user_comes_under_subordinate_uids_then_these_have_one_share() {
-    let range = SubordinateRange { first: 2000, count: 1, user: 1000 };
+    let range = SubordinateRange { first: 2000, count: 1, user: Some(1000) };
     let subordinate_uids = SubordinateUids::new(vec![range]);
     let mut world = World::new(Config { subordinate_uids, ..shared() });
     world.connect(ClientId(5), 2000);

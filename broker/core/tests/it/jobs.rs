@@ -6,7 +6,7 @@ pub(super) const JOB: JobKey = JobKey(7);
 
 /// A client of uid 1000 and of a job.
 pub(super) fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
-    let domain = DomainKey { listener: 0, uid: 1000 };
+    let domain = DomainKey::new(0, 1000);
     let pid = 4000 + client.0;
     let job = Some((job, JobName::new(&format!("job:{}", job.0))));
     let peer = Peer { domain, job, pid, gid: 100, groups: &[] };
@@ -71,7 +71,7 @@ fn end_when_the_owner_unregisters_or_is_gone_then_the_daemon_hears_whose_it_was_
         id,
         kind: deposit(1).facts.kind,
         size_bytes: deposit(1).facts.size_bytes,
-        domain: DomainKey { listener: 0, uid: 1000 },
+        domain: DomainKey::new(0, 1000),
         pid: 4003,
         job: Some((JOB, JobName::new("job:7"))),
         code,

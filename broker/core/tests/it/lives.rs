@@ -16,7 +16,7 @@ pub(super) const KEY: OwnerKey = OwnerKey { pid: 4000, started: 5, random: 7 };
 
 /// What was remembered of a deposit of the owner.
 pub(super) fn record() -> Record {
-    let domain = DomainKey { listener: 0, uid: 1000 };
+    let domain = DomainKey::new(0, 1000);
     Record { domain, gid: 100, share: Share::Uid, recallable: true, owner: KEY }
 }
 

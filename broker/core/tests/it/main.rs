@@ -21,6 +21,7 @@ mod left;
 mod lives;
 mod objects;
 mod order;
+mod pods;
 mod portions;
 mod reclaim;
 #[path = "../support/mod.rs"]
@@ -74,7 +75,7 @@ impl World {
     }
 
     fn connect(&mut self, client: ClientId, uid: u32) {
-        let domain = DomainKey { listener: 0, uid };
+        let domain = DomainKey::new(0, uid);
         self.step(connect(client, domain, 4000 + client.0));
         self.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
     }

@@ -21,7 +21,7 @@ fn acquire_when_a_thousand_clients_of_others_are_idle_then_those_of_the_full_dom
         let now = world.now;
         let (request, deadline) = (RequestId(1), now);
         world.fx.clear();
-        let input = connect(client, DomainKey { listener: 0, uid }, 1);
+        let input = connect(client, DomainKey::new(0, uid), 1);
         world.core.step(now, input, &mut world.fx);
         let hello = Body::Hello { own_fds: 0, deadline }.by(client, request);
         world.core.step(now, hello, &mut world.fx);
@@ -146,7 +146,7 @@ fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
     let wish = Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(USER, request);
     world.step(wish);
     assert_eq!(world.state(held), AllocationState::Held, "what is being closed will be room");
-    let domain = DomainKey { listener: 0, uid };
+    let domain = DomainKey::new(0, uid);
     world.step(Input::Slow { domain, slow: true });
     world.at(1);
     assert_eq!(world.state(held), AllocationState::Evicted, "unless its close takes long");

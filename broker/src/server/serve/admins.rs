@@ -5,12 +5,13 @@
 use crate::admin::comer::Comer;
 use crate::admin::rights::Rights;
 use crate::admin::side::Turn;
-use crate::kernel;
+use crate::clients::lobby::Caller;
 use crate::limits::VIEWERS_PER_CHORE;
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
 use crate::server::serve::acts::is_act;
-use fdbroker_core::DomainKey;
+use crate::{clock, kernel};
+use fdbroker_core::{DomainKey, PodKey};
 use fdbroker_protocol::admin::{Act, Query, SetLimit};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::{ErrorCode, Kind, Status};
@@ -59,10 +60,63 @@ impl Server {
                 Ok(None) => return,
                 Err(errno) => return self.door.shut(errno, self.now),
             };
-            if let Err((socket, domain, status)) = self.admit_viewer(beside, socket) {
-                self.turn_away(socket, domain, 0, status);
-            }
+            self.receive_viewer(beside, socket);
         }
+    }
+
+    /// Takes in a user that looks, once it is known in which pod it is, if that counts: in a pod
+    /// nobody monitors the node, since whoever makes the pod chooses its groups.
+    fn receive_viewer(&mut self, beside: u32, socket: OwnedFd) {
+        kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
+        let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
+            return self.turn_away(socket, DomainKey::NOBODYS, 0, ErrorCode::NotPermitted.into());
+        };
+        let domain = DomainKey::new(beside, peer.uid());
+        let pid = u32::try_from(peer.pid()).unwrap_or(0);
+        let until = clock::after(self.now, self.settings.handshake_timeout);
+        let caller = Caller { is_viewer: true, ..Caller::new(socket, domain, pid, until) };
+        let monitors = self.monitors(beside);
+        let may_monitor = monitors.is_some_and(|it| self.groups_of(&caller.socket).contains(&it));
+        if !self.settings.isolates_pods(beside) && !may_monitor {
+            self.admit_viewer(caller, false);
+        } else if self.connections.has_room_in_lobby(domain) {
+            self.look_first(caller);
+        } else {
+            self.turn_away(caller.socket, domain, 0, ErrorCode::Again.into());
+        }
+    }
+
+    /// Keeps a caller in the lobby until its process has been looked at.
+    pub(crate) fn look_first(&mut self, caller: Caller) {
+        let (pid, uid) = (caller.pid, caller.domain.uid);
+        let number = self.connections.receive(caller.looked_at_first());
+        self.fds.closers().ask_for_pod(pid, uid, number);
+    }
+
+    /// The process of a user that looks has been looked at; `is_known`: whether it is in a pod, and
+    /// in which.
+    pub(crate) fn view_from(&mut self, caller: Caller, pod: Option<PodKey>, is_known: bool) {
+        let is_isolated = self.settings.isolates_pods(caller.domain.listener);
+        if is_isolated && pod.is_none() {
+            return self.turn_away(caller.socket, caller.domain, 0, Status::NO_POD);
+        }
+        let own = pod.filter(|_| is_isolated).unwrap_or_default();
+        let domain = DomainKey { pod: own, ..caller.domain };
+        self.admit_viewer(Caller { domain, ..caller }, pod.is_none() && is_known);
+    }
+
+    /// The group of monitors, beside this listener: whoever serves further users by listeners of
+    /// their own, such as pods, does not let these monitor the node.
+    fn monitors(&self, beside: u32) -> Option<u32> {
+        self.settings.monitor_gid.filter(|_| beside == 0)
+    }
+
+    fn groups_of(&self, socket: &OwnedFd) -> Vec<u32> {
+        let namespace = self.node.namespace();
+        let mut groups = namespace.other_groups(socket.as_fd());
+        let own = getsockopt(socket, PeerCredentials).map(|peer| namespace.known_group(peer.gid()));
+        groups.extend(own);
+        groups
     }
 
     /// Watches a new connection. One of a payer that owes is not served yet.
@@ -80,41 +134,30 @@ impl Server {
         }
     }
 
-    /// Takes in a user that looks, in the domain of the clients' listener `beside` which it has
-    /// come. What it may see does not change from then on.
-    fn admit_viewer(
-        &mut self,
-        beside: u32,
-        socket: OwnedFd,
-    ) -> Result<(), (OwnedFd, DomainKey, Status)> {
-        kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
-        let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
-            return Err((socket, DomainKey::NOBODYS, ErrorCode::NotPermitted.into()));
+    /// Takes in a user that looks, in its domain: by the number of the clients' listener beside
+    /// which it has come. What it may see does not change from then on.
+    fn admit_viewer(&mut self, caller: Caller, may_monitor: bool) {
+        let Caller { socket, domain, pid, .. } = caller;
+        let uid = domain.uid;
+        // All users that this namespace does not know have one uid.
+        let refused = match self.node.namespace().hides_user(uid) {
+            true => Err(ErrorCode::NotPermitted.into()),
+            false => self.check_shut_out(domain),
         };
-        let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
-        let domain = DomainKey { listener: beside, uid };
-        let namespace = self.node.namespace();
-        if namespace.hides_user(uid) {
-            // All users that this namespace does not know have this uid.
-            return Err((socket, domain, ErrorCode::NotPermitted.into()));
+        if let Err(status) = refused {
+            return self.turn_away(socket, domain, 0, status);
         }
-        if let Err(status) = self.check_shut_out(domain) {
-            return Err((socket, domain, status));
-        }
-        let mut groups = namespace.other_groups(socket.as_fd());
-        groups.push(namespace.known_group(peer.gid()));
-        // Whoever serves further users by listeners of their own, such as pods, does not let these
-        // monitor the node.
-        let monitors = self.settings.monitor_gid.filter(|_| beside == 0);
-        let rights = Rights::to_view(domain, &groups, monitors);
-        let user = self.settings.core.subordinate_uids.user_of(uid).unwrap_or(uid);
+        let monitors = self.monitors(domain.listener).filter(|_| may_monitor);
+        let rights = Rights::to_view(domain, &self.groups_of(&socket), monitors);
         let payer = self.connections.shares_as(domain);
-        let comer = Comer { rights, user, uid, pid, payer };
-        let added = self.admin.add_viewer(socket, comer, self.now);
-        let (index, left) = added.map_err(|socket| (socket, domain, ErrorCode::Again.into()))?;
-        self.retire_viewer(left);
-        self.begin_admin(index);
-        Ok(())
+        let comer = Comer { rights, uid, pid, payer };
+        match self.admin.add_viewer(socket, comer, self.now) {
+            Err(socket) => self.turn_away(socket, domain, 0, ErrorCode::Again.into()),
+            Ok((index, left)) => {
+                self.retire_viewer(left);
+                self.begin_admin(index);
+            }
+        }
     }
 
     /// `false`: the connection has ended or is to end.

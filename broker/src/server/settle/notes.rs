@@ -3,8 +3,9 @@
 
 use crate::admin::watch::{event, lost_event, unix_us};
 use crate::clients::connection::index;
+use crate::past::Of;
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Granted, JobKey, Note};
+use fdbroker_core::{ClientId, Granted, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::limits::NAME_BYTES;
 use fdbroker_protocol::{LogTopic, Status};
@@ -23,23 +24,23 @@ impl Server {
             for note in notes.drain(..) {
                 self.journal.hear(&note, self.now);
                 let name = note.client.map_or([0; NAME_BYTES], |client| self.name_of(client));
-                self.tell(EventRecord { name, ..event(&note, unix_us) }, note.job);
+                self.tell(EventRecord { name, ..event(&note, unix_us) }, of(&note));
             }
             if lost > 0 {
-                self.tell(lost_event(lost, unix_us), None);
+                self.tell(lost_event(lost, unix_us), Of::default());
             }
         }
         self.admin.keep_notes(notes);
     }
 
-    fn tell(&mut self, event: EventRecord, job: Option<JobKey>) {
-        self.admin.tell(&event, job);
-        self.past.add(event, job);
+    fn tell(&mut self, event: EventRecord, of: Of) {
+        self.admin.tell(&event, of);
+        self.past.add(event, of);
     }
 
     /// Tells of what the core does not note.
     pub(crate) fn tell_of(&mut self, note: &Note) {
-        self.tell(event(note, unix_us()), note.job);
+        self.tell(event(note, unix_us()), of(note));
     }
 
     /// Tells watchers of a grant that was sent. No grant is kept for later.
@@ -62,7 +63,7 @@ impl Server {
                 size_bytes: grant.facts.size_bytes,
                 status: Status::OK,
             };
-            self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
+            self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, of(&note));
         }
     }
 
@@ -83,4 +84,9 @@ impl Server {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }
+}
+
+/// Whose a note is, as far as its event does not say.
+fn of(note: &Note) -> Of {
+    (note.domain.pod, note.job)
 }

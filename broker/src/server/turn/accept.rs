@@ -5,12 +5,13 @@ use crate::clients::connection::client_id;
 use crate::clients::lobby::Caller;
 use crate::clock;
 use crate::fds::jobs::Process;
+use crate::kernel::{self, Start};
 use crate::limits::{
     ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE, ahead_sockets,
 };
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
-use fdbroker_core::{DomainKey, Input, NO_GROUP, Part, Peer};
+use fdbroker_core::{DomainKey, Input, NO_GROUP, Part, Peer, PodKey};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -43,14 +44,53 @@ impl Server {
         let Ok(peer) = getsockopt(&socket, PeerCredentials) else { return false };
         let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
         let listener = u32::try_from(number).expect("at most 16 listeners");
-        let domain = DomainKey { listener, uid };
+        let domain = DomainKey::new(listener, uid);
         if let Err(status) = self.check_peer(domain) {
             self.refuse_at_door(socket, domain, pid, status);
             return false;
         }
         let until = clock::after(self.now, self.settings.handshake_timeout);
-        self.connections.receive(Caller::new(socket, domain, pid, until));
+        self.receive(Caller::new(socket, domain, pid, until));
         true
+    }
+
+    /// Keeps a caller in the lobby until its first message has come, and before that, where pods
+    /// are told apart, until it is known which one is its.
+    pub(super) fn receive(&mut self, caller: Caller) {
+        let DomainKey { listener, pod, .. } = caller.domain;
+        if pod == PodKey::NONE && self.settings.isolates_pods(listener) {
+            self.look_first(caller);
+        } else {
+            self.connections.receive(caller);
+        }
+    }
+
+    /// The process of a caller has been looked at. The pid was its own all the time: it still
+    /// lives.
+    pub(super) fn meet_process(&mut self, number: u64, process: Process) {
+        let Some(caller) = self.connections.lobby.callers().get(&number) else { return };
+        let (pid, features) = (caller.pid, self.settings.kernel);
+        let pidfd = kernel::peer_pidfd(caller.socket.as_fd(), pid, caller.domain.uid, features);
+        let is_there = pidfd.is_some_and(|pidfd| !kernel::is_readable(pidfd.as_fd()));
+        let pod = process.pod.filter(|_| is_there);
+        let is_known = pod.is_some() || (process.start != Start::default() && is_there);
+        if caller.is_viewer {
+            let Some(caller) = self.connections.dismiss(number) else { return };
+            return self.view_from(caller, pod, is_known);
+        }
+        let domain = DomainKey { pod: pod.unwrap_or_default(), ..caller.domain };
+        let refused = match pod {
+            None => Err(Status::NO_POD),
+            Some(_) if !self.connections.has_room_in_lobby(domain) => Err(ErrorCode::Again.into()),
+            Some(_) => self.check_shut_out(domain),
+        };
+        match refused {
+            Ok(()) => self.connections.place_caller(number, domain, process),
+            Err(status) => {
+                let Some(caller) = self.connections.dismiss(number) else { return };
+                self.refuse_at_door(caller.socket, domain, pid, status);
+            }
+        }
     }
 
     /// Turns away a connection that can be no client.
@@ -126,14 +166,13 @@ impl Server {
 
     /// Whether another client of this domain may come, as far as the core does not see to it.
     pub(super) fn check_caps(&self, domain: DomainKey) -> Result<(), Status> {
-        let uid = domain.uid;
         // The core does not count connections that linger.
         let most = self.settings.most_connections;
         if self.connections.len() >= most as usize {
             return Err(Status::no_quota(Resource::Connections, Scope::Node, most.into(), 0));
         }
         // Nor does it add up the domains of a uid, one for each listener.
-        let of_uid = self.connections.of_user(uid);
+        let of_uid = self.connections.of_user(domain);
         let cap = self.core.caps().domain.connections;
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));

@@ -21,7 +21,7 @@ use crate::node::warden::News;
 use crate::readiness::{Source, register, watch};
 use crate::server::parts::Server;
 use crate::settings::Mode;
-use fdbroker_core::{ClientId, Core, DomainKey, Now, RequestId};
+use fdbroker_core::{ClientId, Core, Now, RequestId};
 use fdbroker_protocol::{MemoryKind, NodeKey};
 use std::collections::HashSet;
 use std::io;
@@ -155,8 +155,7 @@ impl Server {
         let mut connections = Vec::new();
         for saved in std::mem::take(&mut arrived.state.connections) {
             let index = saved.index as usize;
-            let domain = DomainKey { listener: saved.listener, uid: saved.uid };
-            let mut connection = Connection::bare(saved.serial, domain, saved.pid);
+            let mut connection = Connection::bare(saved.serial, saved.domain, saved.pid);
             result = connection.restore(saved, &mut arrived.fds);
             connections.push((index, connection));
             if result.is_err() {
@@ -173,10 +172,9 @@ impl Server {
         self.connections.restore(connections, arrived.state.next_serial, handshakes);
         result?;
         for saved in std::mem::take(&mut arrived.state.callers) {
-            let domain = DomainKey { listener: saved.listener, uid: saved.uid };
             let (pid, until) = (saved.pid, Now(saved.until_us));
             let socket = arrived.fds.take(saved.socket)?;
-            self.connections.receive(Caller::new(socket, domain, pid, until));
+            self.receive(Caller::new(socket, saved.domain, pid, until));
         }
         check_against_core(&self.core, &mut self.connections, &self.fds)?;
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();

@@ -52,14 +52,18 @@ impl Server {
 
     /// The caller is a client to be, whatever it says: the core hears of it when the facts about
     /// its process are there.
-    fn begin_client(&mut self, Caller { socket, domain, pid, .. }: Caller) {
+    fn begin_client(&mut self, caller: Caller) {
+        let Caller { socket, domain, pid, process, .. } = caller;
         if let Err(status) = self.check_caps(domain) {
             return self.refuse_at_door(socket, domain, pid, status);
         }
         let until = clock::after(self.now, self.settings.handshake_timeout);
         let number = self.connections.add(socket, domain, pid, until);
         let serial = self.connections[number].serial;
-        self.fds.closers().ask(pid, domain.uid, number, serial);
+        match process {
+            None => self.fds.closers().ask(pid, domain.uid, number, serial),
+            Some(process) => self.take_in(number, serial, process),
+        }
     }
 
     /// The caller says that it is a further socket of a client.

@@ -147,7 +147,9 @@ impl Server {
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
         let mut callers = Vec::new();
-        for (number, it) in self.connections.lobby.callers() {
+        // Users that look connect again.
+        let callers_to_be = self.connections.lobby.callers().iter();
+        for (number, it) in callers_to_be.filter(|(_, it)| !it.is_viewer) {
             let whose = Whose::Caller(*number);
             callers.push(save_caller(packing, &it.socket, (it.domain, it.pid, it.until), whose)?);
         }

@@ -216,9 +216,9 @@ impl Server {
             self.tell_of(&Note { domain, ..Note::of_node(EventKind::Hang) });
         }
         for (uid, slow) in news.slow {
-            for listener in (0..).take(self.door.count()) {
-                self.step(Input::Slow { domain: DomainKey { listener, uid }, slow });
-            }
+            let domains = self.core.domains(0).map(|(_, domain, _)| domain.key);
+            let own: Vec<_> = domains.filter(|domain| domain.uid == uid).collect();
+            own.into_iter().for_each(|domain| self.step(Input::Slow { domain, slow }));
         }
     }
 
@@ -240,6 +240,7 @@ impl Server {
                     // It takes as long as all other reports of a chore together.
                     break;
                 }
+                Report::Caller(number, process) => self.meet_process(number, process),
                 Report::Reread(found) => self.take_reloaded(found),
                 Report::Carried(carrier) => self.kept.note_dropped(carrier),
                 Report::Opened(number, opened) => self.note_opened(number, opened),

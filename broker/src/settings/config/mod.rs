@@ -2,6 +2,7 @@
 //! error, so that a misspelt cap is never silently no cap. Must never hold a default: those are in
 //! [`crate::settings`].
 
+use crate::settings::sockets::Isolate;
 use fdbroker_protocol::{ByResource, ByScope};
 use serde::Deserialize;
 use serde::de::Error as _;
@@ -114,6 +115,8 @@ pub struct ListenerSection {
     pub path: PathBuf,
     /// Of the socket, written in octal: 0o666, at most 0o777.
     pub mode: Option<u32>,
+    /// What tells domains apart there, beside the uid.
+    pub isolate: Option<Isolate>,
 }
 
 /// The modes of a file alone, with where they stand: only the text tells 0o600 from 384.
@@ -139,6 +142,10 @@ pub struct ConfigFile {
     pub admin_socket: Option<PathBuf>,
     /// The group whose members see all, and change nothing.
     pub monitor_group: Option<String>,
+    /// The cgroup in which the kubelet has those of pods.
+    pub pods_cgroup: Option<String>,
+    /// Users whose ranges in /etc/subuid are an engine's: its containers are users by themselves.
+    pub subuid_pools: Option<Vec<String>>,
     /// Log level by name: off, error, warn, info or debug.
     pub log: Option<String>,
     /// Sockets for clients, in the order of their listener numbers.
@@ -209,6 +216,8 @@ impl ConfigFile {
         ConfigFile {
             admin_socket: self.admin_socket.or(below.admin_socket),
             monitor_group: self.monitor_group.or(below.monitor_group),
+            pods_cgroup: self.pods_cgroup.or(below.pods_cgroup),
+            subuid_pools: self.subuid_pools.or(below.subuid_pools),
             log: self.log.or(below.log),
             listener: if self.listener.is_empty() { below.listener } else { self.listener },
             caps: ByScope::from_fn(|scope| {
@@ -264,11 +273,13 @@ mod tests {
     #[test]
     fn parse_when_whole_then_every_section_is_read() {
         let text = "admin_socket = \"/a/admin.sock\"\nlog = \"debug\"\n\
-            [[listener]]\npath = \"/a/b.sock\"\nmode = 0o660\n[[listener]]\npath = \"/c/d.sock\"\n\
+            [[listener]]\npath = \"/a/b.sock\"\nmode = 0o660\nisolate = \"pod\"\n[[listener]]\npath = \"/c/d.sock\"\n\
             [caps.node]\nfds = 100\n[caps.client]\nopen_leases = 5\n[limits]\nmax_slots = 16\n";
         let file = ConfigFile::parse(text).unwrap();
         assert_eq!(file.listener.len(), 2);
         assert_eq!(file.listener[0].mode, Some(0o660));
+        let isolate: Vec<_> = file.listener.iter().map(|it| it.isolate).collect();
+        assert_eq!(isolate, [Some(Isolate::Pod), None]);
         assert_eq!(file.caps.node.fds, Some(100));
         assert_eq!(file.caps.client.open_leases, Some(5));
         assert_eq!(file.limits.max_slots, Some(16));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::limits::LOBBY_PER_DOMAIN;
-use fdbroker_core::DomainKey;
+use fdbroker_core::{DomainKey, PodKey};
 
 /// A socket that says this first; the answer to it.
 fn say(bench: &mut Bench, bytes: &[u8]) -> (Peer, Result<(), ErrorCode>) {
@@ -71,11 +71,16 @@ fn join_when_anything_of_it_is_wrong_then_refused_alike_and_the_client_is_served
 }
 
 #[test]
-fn join_when_it_comes_from_another_user_or_listener_then_refused() {
+fn join_when_it_comes_from_another_user_listener_or_pod_then_refused() {
     let bench = &mut Bench::new(&[]);
     let (_client, reply) = bench.let_in();
     let own = bench.server.connections[0].domain;
-    for domain in [DomainKey { uid: own.uid + 1, ..own }, DomainKey { listener: 1, ..own }] {
+    let others = [
+        DomainKey { uid: own.uid + 1, ..own },
+        DomainKey { listener: 1, ..own },
+        DomainKey { pod: PodKey([1, 2]), ..own },
+    ];
+    for domain in others {
         bench.server.connections[0].domain = domain;
         assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
     }

@@ -136,7 +136,7 @@ impl World {
         if !known.is_empty() {
             config.first_generation = config.first_generation.max(9);
         }
-        let domain = DomainKey { listener: 0, uid: 1000 };
+        let domain = DomainKey::new(0, 1000);
         let owner = OwnerKey { pid: 1, started: 1, random: 1 };
         let share = if bytes.bool() { Share::Any } else { Share::Uid };
         let record = Record { domain, gid: 1, share, recallable: true, owner };
@@ -215,7 +215,7 @@ impl World {
 
     fn connect(&mut self, client: ClientId, bytes: &mut Bytes<'_>) {
         let what = bytes.u8();
-        let domain = DomainKey { listener: u32::from(what & 1), uid: u32::from(what >> 1 & 3) };
+        let domain = DomainKey::new(u32::from(what & 1), u32::from(what >> 1 & 3));
         let groups: &[u32] = if what & 64 != 0 { &[1, 2] } else { &[] };
         let job = (what & 8 != 0).then_some((JobKey(u64::from(what >> 4 & 3)), JobName::NONE));
         let peer = Peer { domain, job, pid: client.0 + 100, gid: u32::from(what >> 7), groups };

@@ -43,7 +43,7 @@ struct Left {
 impl Left {
     fn of(core: &Core) -> Left {
         let live = core.allocations(0..u32::MAX).map(|view| {
-            let domain = DomainKey { listener: 0, uid: 1000 };
+            let domain = DomainKey::new(0, 1000);
             let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
             let record = Record { domain, gid: 100, share, recallable, owner };
             FormerSlot { id: view.id, life: FormerLife::Live { record, owner_lives: true } }
