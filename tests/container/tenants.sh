@@ -27,19 +27,22 @@ make_cgroup() {
 remove_cgroups() { local path; for path in "${cgroups[@]}"; do rmdir "$path" 2> /dev/null; done; }
 # move PATH PID: into it, in each hierarchy.
 move() { local mount; for mount in "${mounts[@]}"; do echo "$2" > "$mount/$1/cgroup.procs" || return 1; done; }
-# in_cgroup PATH UID COMMAND...: the command in it, as that user.
-in_cgroup() { # (as does not return)
+# enter PATH UID COMMAND...: becomes the command in it, as that user.
+enter() {
   local path=$1 uid=$2; shift 2
-  (move "$path" "$BASHPID" && as "$uid" "$@")
+  move "$path" "$BASHPID" && as "$uid" "$@"
 }
+# in_cgroup PATH UID COMMAND...: the same, and waits for its end.
+in_cgroup() { (enter "$@"); }
 new_uid() { cat /proc/sys/kernel/random/uuid; }
 slice() { echo "${1//-/_}"; }
 
-# by_pods LISTENER CGROUP UID COMMAND...: a client there.
-by_pods() {
+# client LISTENER CGROUP UID COMMAND...: becomes a client there.
+client() {
   local socket=$work/pods/$1/broker.sock path=$2 uid=$3; shift 3
-  in_cgroup "$path" "$uid" env FDBROKER_SOCKET="$socket" FDBROKER_ADMIN_SOCKET="${socket%/*}/view.sock" "$@"
+  enter "$path" "$uid" env FDBROKER_SOCKET="$socket" FDBROKER_ADMIN_SOCKET="${socket%/*}/view.sock" "$@"
 }
+by_pods() { (client "$@"); }
 start_pods_broker() { # start_pods_broker NAME OPTIONS...
   local name=$1; shift
   as "$service" "$bin/fdbrokerd" --config "$work/pods/config.toml" --until-eof 0 --ready-fd 1 "$@" > "$work/$name/ready" \
@@ -78,7 +81,7 @@ isolate = "pod"
 TOML
   check "a daemon serves a listener that tells pods apart, and one that does not" start_pods_broker pods
 
-  started producer by_pods tenants "$a" "$alice" "$bin/producer" > "$work/pod-handle"
+  started producer client tenants "$a" "$alice" "$bin/producer" > "$work/pod-handle"
   check "a process in a pod deposits" eventually has_handle "$work/pod-handle"
   local handle=$work/pod-handle
   acquires() { shows ' 0 of them wrong' by_pods "$@" "$bin/consumer" < "$handle"; }
@@ -108,7 +111,7 @@ TOML
   check "the view in a pod has the pod's own" shows 'gone' by_pods tenants "$a" 0 "$bin/fdbroker" ls
 
   local shared=$work/shared-handle
-  started producer by_pods all "$a" "$alice" "$bin/producer" > "$shared"
+  started producer client all "$a" "$alice" "$bin/producer" > "$shared"
   check "by the listener without isolation pods share: a deposit" eventually has_handle "$shared"
   handle=$shared
   check "and the same uid in another pod acquires it" acquires all "$b" "$alice"
