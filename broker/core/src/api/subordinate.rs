@@ -51,8 +51,8 @@ impl SubordinateUids {
         SubordinateUids { ranges, users }
     }
 
-    /// The user whose uids make several domains, this one among them; `None`: the domain is a user's
-    /// by itself. A uid in a pod says nothing of the node's users.
+    /// The user whose uids make several domains, this one among them; `None`: the domain is a
+    /// user's by itself. A uid in a pod says nothing of the node's users.
     pub fn user_of_domain(&self, key: DomainKey) -> Option<u32> {
         if key.pod == PodKey::NONE { self.user_of(key.uid) } else { None }
     }

@@ -149,7 +149,7 @@ fn restart_when_the_caps_are_lower_then_what_is_there_stays_and_nothing_is_added
 
 /// Numbers of the serde form that no rule binds, in [`a_full_world`]: any value of them is sound.
 /// The second half is made again from the rest by whoever reads it.
-const UNBOUND: [&str; 19] = [
+const UNBOUND: [&str; 20] = [
     "/allocations/entries/content/Full/device",
     "/allocations/entries/content/Full/file",
     "/allocations/entries/content/Full/owner_allocation_id",
@@ -161,6 +161,7 @@ const UNBOUND: [&str; 19] = [
     "/clients/key/started",
     "/clients/pid",
     "/domains/entries/content/Full/key/listener",
+    "/domains/entries/content/Full/key/pod",
     "/domains/entries/content/Full/key/uid",
     "/leases/entries/content/Full/asked",
     "/peaks",
