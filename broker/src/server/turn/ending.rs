@@ -51,6 +51,9 @@ impl Server {
         for _ in 0..most {
             let Some(retiring) = self.fds.next_retiring() else { return };
             let Retiring { socket, uid, user, report, is_at_end } = retiring;
+            // While a lane has a duplicate, a close here does not end its watch: events would name
+            // the next client of this number. A socket that was turned away is not registered.
+            let _ = self.poll.registry().deregister(&mut SourceFd(&socket.as_raw_fd()));
             if !self.calls.debts.has_owed(user) {
                 // From here on the peer can add nothing.
                 let end = || shutdown(socket.as_raw_fd(), Shutdown::Both);
@@ -61,9 +64,6 @@ impl Server {
                     continue;
                 }
             }
-            let fd = socket.as_raw_fd();
-            // A socket that was turned away is not registered.
-            let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
             self.fds.close_socket(socket, uid, report);
             let is_full =
                 matches!(report, Report::TurnedAway(_)) && !self.fds.closing().may_turn_away();

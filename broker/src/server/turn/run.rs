@@ -291,7 +291,9 @@ impl Server {
         if connection.lingering.is_some() {
             return self.finish_if_read(index);
         }
-        if connection.socket.is_none() {
+        // Nothing is watched before the facts about its process are there: then the event is of a
+        // former connection of this number. A hello that is read so early is lost.
+        if connection.socket.is_none() || !connection.is_known {
             return;
         }
         if event.is_readable() || event.is_read_closed() || event.is_error() {
