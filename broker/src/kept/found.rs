@@ -44,7 +44,7 @@ impl Found {
 /// What the service manager's store had.
 #[derive(Debug, Default)]
 pub struct Stored {
-    /// By name.
+    /// Each fd by the name that the service manager stores it under.
     pub fds: BTreeMap<String, OwnedFd>,
     /// Names under which the store has something of no use, beside one of `fds` or alone.
     pub strays: BTreeSet<String>,

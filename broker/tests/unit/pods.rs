@@ -73,7 +73,7 @@ fn of_text_when_it_is_no_pod_or_only_named_like_one_then_none() {
         // A node of kind, seen from its host.
         "/docker/C/kubelet/kubepods/burstable/podP/C",
         "/system.slice/docker-C.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-podS.slice",
-        // Other shapes.
+        // Near to what a kubelet makes, and made by none.
         "/kubepods.slice/kubepods-podP.slice",
         "/kubepods.slice/podP/C",
         "/kubepods/kubepods-podS.slice/C",
@@ -88,7 +88,7 @@ fn of_text_when_it_is_no_pod_or_only_named_like_one_then_none() {
         "/podP/C",
         "/Kubepods/podP/C",
         "/xkubepods/podP/C",
-        // Hostile names.
+        // A name that is no pod's uid.
         "/kubepods/pod/C",
         "/kubepods/pod../C",
         "/kubepods/podP (deleted)",

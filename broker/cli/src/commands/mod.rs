@@ -1,6 +1,6 @@
-//! The commands, a room each: `Args` with their help, and `run`, which does it; what lists all that
-//! the broker has of a kind is its columns alone (`records`). Must never use one
-//! another: what two of them need has a place beside this one.
+//! The commands, a room each: `Args` with their help, and `run`, which does it. A command that only
+//! lists is a set of columns in `records`. Must never use one another: what two of them need has a
+//! place beside this one.
 
 pub mod audit;
 pub mod broker;

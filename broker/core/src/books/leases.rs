@@ -36,8 +36,7 @@ pub struct Lease {
     pub allocation: u32,
     /// Number of the client that it was granted to: its holder.
     pub client: u32,
-    /// When its holder was asked to give it back, in the units of `moves::reclaiming`; 0 = it was
-    /// not.
+    /// When its holder was asked to give it back, in the units of `moves::reclaiming`; 0 = never.
     pub asked: u32,
     /// The holder has imported the memory and closed the fd.
     pub mapped: bool,

@@ -29,8 +29,7 @@ impl Books {
     }
 
     /// A request or deposit of the client is refused: a cap is full, or the broker is being
-    /// drained.
-    /// Gives what it is told.
+    /// drained. Gives the status that the client is told.
     pub(crate) fn refused(&mut self, client: u32, status: Status) -> Status {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);
