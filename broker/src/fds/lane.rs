@@ -179,12 +179,14 @@ impl Common {
         for (number, job) in (1..).zip(jobs) {
             Progress(&self.progress, place as usize).set(number, number - 1);
             let found = self.run(*job);
+            // Before it is said: the loop gives the next jobs when it has heard of the last one,
+            // and they count from 0.
+            Progress(&self.progress, place as usize).set(number, number);
             let (value, text) = found.unwrap_or_default();
             if found.is_some() || number == last || since.elapsed() > LANE_REPORT {
                 self.say(place, serial, (word::DONE, number, value), text);
                 since = Instant::now();
             }
-            Progress(&self.progress, place as usize).set(number, number);
         }
     }
 
