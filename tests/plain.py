@@ -3,7 +3,7 @@
 so: each passes, or names the limit that it needs. Must never pass a test that did not run for another reason.
 
 As root it becomes a user to whom nothing belongs, and shows that user the checkout in its place (a mount namespace): it may be
-private. Else it runs them as oneself. Ends with `N passed, N failed`; some 40 seconds."""
+private. Else it runs them as oneself. Ends with `N passed, N failed`; some 60 seconds."""
 
 import ctypes
 import os
@@ -21,7 +21,8 @@ CLONE_NEWNS = 0x20000
 # Nobody's on a usual machine.
 PLAIN_USER = 29387
 # Those that start the daemon and look into it, and those that deal in fds.
-WANTED = [("broker", "it"), ("libclient", "it"), ("libclient/scm", "it")]
+WANTED = [("broker", "lib", "fdbrokerd"), ("broker", "test", "it"), ("libclient", "test", "it"),
+          ("libclient/scm", "test", "it")]
 # Of tests that did not run (tests/common): what is no fault of theirs as such a user.
 EXPECTED = re.compile(r"needs a hard limit of|need root|needs root")
 
@@ -66,7 +67,7 @@ def run(test, place):
 def main():
     if sys.argv[1:]:
         sys.exit(__doc__)
-    tests = [test for test in programs.programs()["tests"] if (test["package"], test["name"]) in WANTED]
+    tests = [test for test in programs.programs()["tests"] if (test["package"], test["kind"], test["name"]) in WANTED]
     if os.geteuid() == 0:
         show(programs.ROOT)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FDS, FDS))

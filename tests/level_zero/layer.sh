@@ -2,6 +2,7 @@
 # Runs programs that know nothing of fdbroker with and without its Level Zero layer, under one loader, and ends with
 # `N passed, N failed`. Must never pass a part that did not run. run.sh starts it and sets ZE_TEST_LOADER and
 # ZE_ENABLE_ALT_DRIVERS.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")
 

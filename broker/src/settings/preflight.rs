@@ -134,7 +134,7 @@ mod tests {
             text.push_str(&format!("[[listener]]\npath = {path:?}\n"));
         }
         let file = ConfigFile::parse(&text).unwrap();
-        let host = Host::of_this_process();
+        let host = Host { hard_fds: 4096, open_fds: 3, ..Host::of_this_process() };
         let settings = Settings::resolve(&Args::default(), &Environment::default(), file, &host);
         settings.unwrap().preflight()
     }

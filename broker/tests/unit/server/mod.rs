@@ -39,6 +39,8 @@ mod debts;
 mod handover;
 #[path = "../../../../tests/common/hello.rs"]
 mod hello;
+#[path = "../../../../tests/common/here.rs"]
+mod here;
 mod joining;
 mod kept;
 mod lanes;

@@ -14,6 +14,9 @@ mod counters;
 mod events;
 mod fault;
 mod gpu;
+#[path = "../../../common/here.rs"]
+#[allow(dead_code)] // it has no other reason
+mod here;
 mod order;
 mod peer;
 mod virtual_memory;

@@ -17,6 +17,9 @@ mod fault;
 #[path = "../../client/src/gpu.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod gpu;
+#[path = "../../../common/here.rs"]
+#[allow(dead_code)] // it has no other reason
+mod here;
 mod limits;
 mod node;
 mod peer;

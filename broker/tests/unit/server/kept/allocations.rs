@@ -83,6 +83,10 @@ fn keeping(count: usize) -> (Kept, Vec<OwnedFd>, Ids) {
 
 #[test]
 fn allocations_when_there_are_more_than_a_message_takes_then_all_over_kills_and_none_in_flight() {
+    // Test, broker and store have each of them open, and the next broker's.
+    if !here::has_fds(2048) {
+        return;
+    }
     let mut kept = Kept::new();
     let fds = memfds(fdbroker_scm::MAX_FDS + 47);
     let mut ids = Vec::new();
