@@ -86,6 +86,38 @@ else
   bad "linked: it does not build"
 fi
 
+# A profiler's program: the loader's tracing layer stands in the chain, with one driver and with two, called straight and through
+# the loader. It sees each call once.
+compiled=(gcc -Wall -Wextra -Werror -o "$work/traced" "$here/traced.c" -l:libze_loader.so.1 -ldl)
+if "${compiled[@]}" &&
+  { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/traced" "$work/other" && mv "$work/other" "$work/traced"; }; }
+then
+  cp "$built/libfdbroker_ze_test_driver.so" "$work/second.so"
+  once="traced: 1 of zeMemGetIpcHandle, 1 of zeMemFree"
+  for drivers in "$ZE_ENABLE_ALT_DRIVERS" "$ZE_ENABLE_ALT_DRIVERS,$work/second.so"; do
+    for intercept in 0 1; do
+      name="drivers: $(tr -cd , <<< "$drivers" | wc -c) more, intercepted: $intercept"
+      # LATE: tracing is enabled at run time, which loader 1.8.12 cannot do.
+      for late in '' late; do
+        [ "$ZE_TEST_LOADER$late" != 1.8.12late ] || continue
+        tracing=(env "ZE_ENABLE_ALT_DRIVERS=$drivers" "ZE_TEST_DRIVER_HELPER=$built/ze-test-memory" ZE_TEST_DRIVER_HANDLES=legacy
+          "ZE_ENABLE_LOADER_INTERCEPT=$intercept")
+        [ -n "$late" ] || tracing+=(ZE_ENABLE_TRACING_LAYER=1)
+        ends "traced $late, without the layer, $name" 0 "$once" "${tracing[@]}" ZE_TEST_DRIVER_HANDLES=opaque "$work/traced" $late
+        ends "traced $late, layer, $name" 0 "$once" "${tracing[@]}" "$fdbroker" run --level-zero -- "$work/traced" $late
+        ends "traced $late, by hand, $name" 0 "$once" "$fdbroker" run -- "${tracing[@]}" "${by_hand[@]}" "$work/traced" $late
+        [ -n "$late" ] ||
+          ends "traced, preloaded, $name" 0 "$once" "$fdbroker" run -- "${tracing[@]}" "LD_PRELOAD=$layer" "$work/traced"
+      done
+    done
+  done
+else
+  bad "traced: it does not build"
+fi
+cases "traced, layer" env ZE_ENABLE_TRACING_LAYER=1 "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" broker
+ends "the loader's validation layer is asked for: said to be off" 0 "ZE_ENABLE_PARAMETER_VALIDATION=1 has no effect" \
+  env ZE_ENABLE_PARAMETER_VALIDATION=1 "$fdbroker" run --level-zero -- true
+
 # The loader that a program closes stays loaded: a recall calls the driver.
 if gcc -Wall -Werror -o "$work/closed" "$here/closed.c" -ldl &&
   { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/closed" "$work/other" && mv "$work/other" "$work/closed"; }; }

@@ -5,7 +5,7 @@
 use level_zero_sys::*;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The loader's soname, the same since spec 1.0.
 const LOADER: &CStr = c"libze_loader.so.1";
@@ -58,7 +58,7 @@ pub static FD_OF_HANDLE: Below<ze_pfnMemGetFileDescriptorFromIpcHandleExp_t> =
     Below::new(c"zeMemGetFileDescriptorFromIpcHandleExp");
 
 impl<F: Copy> Below<F> {
-    const fn new(name: &'static CStr) -> Self {
+    pub const fn new(name: &'static CStr) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Below { name, function: AtomicPtr::new(std::ptr::null_mut()), kind: PhantomData }
     }
@@ -105,6 +105,26 @@ impl<F: Copy> Below<F> {
         let function = unsafe { std::mem::transmute_copy::<F, *mut c_void>(&function) };
         self.function.store(function, Ordering::Release);
     }
+}
+
+/// A name of a function, which a macro has made with its NUL at the end.
+pub const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => panic!("one NUL, at the end"),
+    }
+}
+
+static IS_LAYER: AtomicBool = AtomicBool::new(false);
+
+/// The loader has shown its tables to this layer: its own functions lead here.
+pub fn note_layer() {
+    IS_LAYER.store(true, Ordering::Relaxed);
+}
+
+/// Whether it has.
+pub fn is_layer() -> bool {
+    IS_LAYER.load(Ordering::Relaxed)
 }
 
 /// The next function of this name behind the preloaded library, else the loader's. Null: none, or

@@ -1,19 +1,25 @@
 //! The loader's functions under their own names, for LD_PRELOAD. Must never be called from within
 //! this library: the dynamic linker may find the loader's instead.
 
+use crate::below::{self, Below};
 use crate::{consume, entry, external, pools, produce};
 use level_zero_sys::*;
 use std::ffi::{c_char, c_void};
 
-/// Exports functions under the loader's names, with the specification's arguments.
+/// Exports functions under the loader's names, with the specification's arguments. Where this
+/// library stands in the loader's tables, too, a call goes through the loader, and so through
+/// every layer that stands before this one there: a profiler sees it.
 macro_rules! exports {
     ($(fn $name:ident = $entry:path, ($($argument:ident: $kind:ty),* $(,)?);)*) => {$(
         /// # Safety
         /// That of the specification's function of this name.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: $kind),*) -> ze_result_t {
+            type Function = unsafe extern "C" fn($($kind),*) -> ze_result_t;
+            static OF_LOADER: Below<Option<Function>> = Below::new(below::name(concat!(stringify!($name), "\0")));
+            let of_loader = if below::is_layer() { OF_LOADER.get() } else { None };
             // SAFETY: the caller's promise.
-            unsafe { $entry($($argument),*) }
+            unsafe { of_loader.unwrap_or($entry)($($argument),*) }
         }
     )*};
 }

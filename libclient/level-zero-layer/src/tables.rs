@@ -157,7 +157,9 @@ type TableFunction = unsafe extern "C" fn(ze_api_version_t, *mut c_void) -> ze_r
 /// The body of every exported table function. A layer gets a table that is filled already. A
 /// preloaded library is found in place of the loader's own function of that name, since the
 /// loader's inner calls go through the dynamic linker: the loader's function then has to fill the
-/// table first, and may call this one as a layer meanwhile.
+/// table first, and may call this one as a layer meanwhile. What stands in the table afterwards
+/// may be another layer's that calls this one, such as the loader's tracing layer: it is left
+/// alone.
 ///
 /// # Safety
 /// The loader's: `table` is null or a table of `version`.
@@ -167,30 +169,63 @@ unsafe fn serve(
     version: ze_api_version_t,
     table: *mut c_void,
 ) -> ze_result_t {
-    thread_local!(static IS_FILLING: Cell<bool> = const { Cell::new(false) });
     if table.is_null() {
         return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
     }
     broker::note_driver();
-    if below::is_preloaded() && !IS_FILLING.get() {
+    // SAFETY: the caller's promise: a table is an array of pointers to functions.
+    let is_shown = unsafe { is_on_stack(table) && !table.cast::<*mut c_void>().read().is_null() };
+    let is_of_loader = below::is_preloaded() && FILLING.get() == Filling::No && !is_shown;
+    if is_of_loader {
         let next = below::next(name);
         if next.is_null() {
             return ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
         }
         // SAFETY: what has this name is of this type: the loader's own.
         let fill = unsafe { std::mem::transmute::<*mut c_void, TableFunction>(next) };
-        IS_FILLING.set(true);
+        FILLING.set(Filling::Loader);
         // SAFETY: the caller's promise, handed on.
         let filled = unsafe { fill(version, table) };
-        IS_FILLING.set(false);
-        if filled != ze_result_t::ZE_RESULT_SUCCESS {
+        let is_hooked = FILLING.replace(Filling::No) == Filling::Hooked;
+        if filled != ze_result_t::ZE_RESULT_SUCCESS || is_hooked {
             return filled;
         }
+    } else {
+        FILLING.set(FILLING.get().hooked());
+        below::note_layer();
     }
     // SAFETY: the caller's promise; a table that is there is of `version`.
     unsafe { hook(version.0, table) };
     ze_result_t::ZE_RESULT_SUCCESS
 }
+
+/// Whether a table lies on this thread's stack. The loader's own tables do not. When it starts a
+/// driver, loader 1.8 shows each layer a table there which it has filled for that alone; filled
+/// once more, its tracing layer would stand in it twice, and call itself.
+fn is_on_stack(table: *mut c_void) -> bool {
+    /// More than is between a caller's frame and this one.
+    const NEAR: usize = 1 << 16;
+    let here = 0_u8;
+    table.addr().wrapping_sub((&raw const here).addr()) < NEAR
+}
+
+/// How far a table of this thread is that the loader fills.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filling {
+    No,
+    /// The loader is at it.
+    Loader,
+    /// It has shown the table to this layer.
+    Hooked,
+}
+
+impl Filling {
+    fn hooked(self) -> Self {
+        if self == Filling::No { self } else { Filling::Hooked }
+    }
+}
+
+thread_local!(static FILLING: Cell<Filling> = const { Cell::new(Filling::No) });
 
 /// A loader such as 1.8.12 refuses a layer that lacks one of its tables, so all of them are here.
 macro_rules! tables {
@@ -199,10 +234,7 @@ macro_rules! tables {
         /// The loader's: `table` is null or a table of `version`, which nobody else uses meanwhile.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(version: ze_api_version_t, table: *mut c_void) -> ze_result_t {
-            const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("one NUL, at the end"),
-            };
+            const NAME: &CStr = below::name(concat!(stringify!($name), "\0"));
             // SAFETY: the loader's promise.
             unsafe { serve(NAME, $hook, version, table) }
         }

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import resource
 import threading
 import unittest
 
@@ -334,6 +335,9 @@ print("end")
         root = os.environ.get("FDBROKER_TEST_DOCUMENTS")
         if root is None:
             self.skipTest("FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard < 2048:
+            self.skipTest(f"needs a hard limit of 2048 fds; it is {hard} (ulimit -Hn)")
         script = os.path.join(root, "tests/gpu/states.py")
         options = "--stand-in --no-namespaces --gib 0.004 --tensors 4 --readers 1 --updates 2 --direct-updates 1 --seconds 50"
         self.run_script(f"""

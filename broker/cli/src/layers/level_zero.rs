@@ -31,6 +31,21 @@ pub fn environment() -> Result<[(&'static str, OsString); 3]> {
     ])
 }
 
+/// What the loader's validation layer is told by: the layer stands in its place. The names are its
+/// source's.
+const OF_VALIDATION: [&str; 4] = [
+    "ZE_ENABLE_PARAMETER_VALIDATION",
+    "ZE_ENABLE_HANDLE_LIFETIME",
+    "ZE_ENABLE_THREADING_VALIDATION",
+    "ZEL_ENABLE_BASIC_LEAK_CHECKER",
+];
+
+/// What this environment asks the loader's validation layer for, in vain.
+pub fn switched_off() -> Option<&'static str> {
+    let is_on = |name: &&str| std::env::var_os(name).is_some_and(|value| value == "1");
+    OF_VALIDATION.into_iter().find(is_on)
+}
+
 /// The layer's file.
 pub fn library() -> Result<PathBuf> {
     let link = find()?.join(LINK);

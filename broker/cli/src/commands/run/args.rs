@@ -34,7 +34,7 @@ so on: TMPDIR must be the same for all ranks of a node.
 With --level-zero, unmodified programs share GPU memory by value: zeMemOpenIpcHandle opens the handle that
 zeMemGetIpcHandle gave in another process, and no fd passes between the two. Fds that a program takes from handles are
 good in every process, too. This sets ZE_ENABLE_VALIDATION_LAYER=1, and puts the directory of fdbroker's layer first into
-LD_LIBRARY_PATH and the layer first into LD_PRELOAD. No other validation layer is used then. Together with --cuda only the
+LD_LIBRARY_PATH and the layer first into LD_PRELOAD. The loader's validation layer is off then. Together with --cuda only the
 handles are good by value, not the fds in them.
 
 With --cuda, unmodified programs share VMM memory: an fd that cuMemExportToShareableHandle gives is a number that

@@ -49,6 +49,12 @@ pub fn run(args: Args) -> Result<u8> {
     let mut layers = Vec::new();
     if level_zero {
         layers.extend(level_zero::environment()?);
+        if let Some(name) = level_zero::switched_off() {
+            say!(
+                "fdbroker: {name}=1 has no effect: the loader has one place for a validation layer, and --level-zero takes it; \
+                 check the program without --level-zero"
+            );
+        }
     }
     if cuda {
         // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C
