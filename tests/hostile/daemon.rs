@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 /// Size of the daemon's fd table: room for some 1000 clients, within a hard limit that every system
 /// grants.
-const DAEMON_FDS: u64 = 16_384;
+pub const DAEMON_FDS: u64 = 16_384;
 
 /// Lines of the daemon's log that a failure shows: those of the minute before it.
 const LOG_LINES_SHOWN: usize = 12;

@@ -2,12 +2,14 @@
 //! did not run.
 
 use crate::attacks::hung;
+use crate::daemon::DAEMON_FDS;
 use crate::measure::Pair;
 use crate::play::{Outcome, Plan, play};
 use crate::scenarios::{ALL, Scenario};
 use crate::users::{User, are_many};
 use crate::{Args, table};
 use nix::sched::sched_getaffinity;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::Pid;
 use std::fs::File;
 use std::io::Write;
@@ -77,6 +79,11 @@ pub fn run(args: &Args) -> ExitCode {
         );
         return ExitCode::from(77);
     };
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("it is a known limit");
+    if hard < DAEMON_FDS {
+        println!("needs a hard limit of {DAEMON_FDS} fds; it is {hard} (ulimit -Hn)");
+        return ExitCode::from(77);
+    }
     let plan = args.mode.plan(args, cpus);
     let mut json = args.json.as_ref().map(|path| File::create(path).expect("a file for --json"));
     let (mut passed, mut failed, mut not_run) = (0, 0, Vec::new());
