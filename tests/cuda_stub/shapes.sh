@@ -11,7 +11,7 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes ends entry pressure devices; do
+for name in by_value by_message lifetimes ends entry pressure outages devices; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
@@ -52,9 +52,12 @@ lowered=exports_when_the_fd_limit_is_lowered_go_on
 stopped=number_when_its_owner_is_stopped_while_evicted_is_eagain
 revoked=exports_when_what_comes_next_was_revoked_are_good
 restarted=numbers_when_the_broker_is_killed_and_started_anew_live_on
+away=job_when_the_broker_is_away_for_ten_seconds_stalls_and_is_right
+given_up=numbers_when_the_broker_dies_live_on_until_it_is_given_up
 children=children_when_started_while_threads_export_come_to_their_programs
 preloaded=calls_when_another_library_is_preloaded_share_memory
 program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$revoked" "$restarted"
+program direct "$work/outages" "$away" "$given_up"
 program "direct, Python" python3 "$here/program.py"
 program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_BIN_DIR/fdbroker" run -- "$work/beside"
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
@@ -146,6 +149,22 @@ trap 'kill "$(cat "$work/broker.pid")" 2> /dev/null; rm -rf "$work" "$memory"' E
 broker=(sh -c 'bash "$0" && LD_PRELOAD=$1 && export LD_PRELOAD && shift && exec "$@"' "$work/broker.sh" "$layer")
 program "layer, broker killed" env EXPECT_LAYER=1 "RESTART=bash $work/broker.sh" \
   "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/pressure" "$restarted" "$storm"
+
+cat > "$work/outage.sh" <<OUTAGE
+kill -9 "\$(cat "$work/broker.pid")"
+rm "$work/broker.pid"
+(sleep 10; exec bash "$work/broker.sh") > /dev/null 2>&1 < /dev/null &
+OUTAGE
+program "layer, broker away" env EXPECT_LAYER=1 "OUTAGE=bash $work/outage.sh" \
+  "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/outages" "$away"
+
+# Kills the broker of `fdbroker run` that serves, once it does, and waits for its end.
+cat > "$work/kill.sh" <<KILL
+until pid=\$(LD_PRELOAD= "$fdbroker" status --json 2> /dev/null | sed -n 's/.*"pid":\([0-9]*\).*/\1/p') && [ "\$pid" ]; do sleep 0.02; done
+kill -9 "\$pid"
+while kill -0 "\$pid" 2> /dev/null; do sleep 0.02; done
+KILL
+KILL="bash $work/kill.sh" layered "layer, broker given up" -- env FDBROKER_LAYER_WAIT=5 "$work/outages" "$given_up"
 
 # Without a broker the fds are the driver's own, and each process says so once.
 no_broker=(env "FDBROKER_SOCKET=$work/none.sock" "LD_PRELOAD=$layer")

@@ -2,13 +2,16 @@
 //! its own. Must never outlive its owner, nor leave the directory behind.
 
 use crate::error::{Context, Error, Result};
+use crate::output::say;
+use fdbrokerd::ListenError;
+use fdbrokerd::lock::DirectoryLock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkdtemp};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// This program, even if its file has been replaced or cannot be seen from a container.
@@ -16,6 +19,10 @@ pub const SELF: &str = "/proc/self/exe";
 
 /// Longest time until a new broker serves. A broker needs milliseconds; after this time it hangs.
 pub const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// How often a broker that has died is started again. What kills it once may never come back; what
+/// kills it each time must not go on for ever.
+const RESTARTS: u32 = 5;
 
 /// Longest time that a broker may take to end before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -83,36 +90,35 @@ pub struct PrivateBroker {
     child: Child,
     /// The broker ends when this pipe is closed, and so also when this process is killed.
     lifeline: Option<ChildStdin>,
-    dir: PathBuf,
+    /// Of one that was started again, whose readiness nobody awaits.
+    _ready: Option<ChildStdout>,
+    settings: Settings,
+    restarts_left: u32,
     /// Dropped after the broker has ended.
     own_dir: Option<RuntimeDir>,
 }
 
-impl PrivateBroker {
-    /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node
-    /// cap; `None`: the daemon's default. `is_quiet`: its log has errors alone.
-    pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
-        let dir = RuntimeDir::create()?;
-        let mut broker = Self::start_with(dir.path(), max_fds, is_quiet, true)?;
-        broker.own_dir = Some(dir);
-        Ok(broker)
-    }
+/// How a private broker is started, the first time and again.
+#[derive(Debug)]
+struct Settings {
+    dir: PathBuf,
+    max_fds: Option<u64>,
+    is_quiet: bool,
+    /// The directory goes with the broker.
+    is_own: bool,
+}
 
-    /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves.
-    pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
-        Self::start_with(dir, max_fds, false, false)
-    }
-
-    fn start_with(dir: &Path, max_fds: Option<u64>, is_quiet: bool, is_own: bool) -> Result<Self> {
+impl Settings {
+    fn spawn(&self) -> Result<Child> {
         let mut command = Command::new(SELF);
-        command.arg0("fdbroker").arg("broker").arg("--private").arg(dir);
-        if is_own {
+        command.arg0("fdbroker").arg("broker").arg("--private").arg(&self.dir);
+        if self.is_own {
             // If this process is killed, the broker removes the directory.
-            command.arg("--remove").arg(dir);
+            command.arg("--remove").arg(&self.dir);
         }
         // stdin is the lifeline and stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
-        if is_quiet {
+        if self.is_quiet {
             command.args(["--log", "error"]);
         } else if std::env::var_os("FDBROKER_LOG").is_none() {
             // Notes for the administrator of a service do not concern the user of one job.
@@ -121,7 +127,7 @@ impl PrivateBroker {
         for name in ["FDBROKER_SOCKET", "FDBROKER_ADMIN_SOCKET", "FDBROKER_CONFIG"] {
             command.env_remove(name);
         }
-        if let Some(cap) = max_fds {
+        if let Some(cap) = self.max_fds {
             command.args(["--max-fds", &cap.to_string()]);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -129,15 +135,75 @@ impl PrivateBroker {
         // clients.
         command.process_group(0);
         crate::signals::wake_when_orphaned(&mut command);
-        let mut child = command.spawn().context(|| "start the broker")?;
+        command.spawn().context(|| "start the broker")
+    }
+}
+
+impl PrivateBroker {
+    /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node
+    /// cap; `None`: the daemon's default. `is_quiet`: its log has errors alone.
+    pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
+        let dir = RuntimeDir::create()?;
+        let settings = Settings { dir: dir.path().to_owned(), max_fds, is_quiet, is_own: true };
+        let mut broker = Self::start_with(settings)?;
+        broker.own_dir = Some(dir);
+        Ok(broker)
+    }
+
+    /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves.
+    pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
+        Self::start_with(Settings { dir: dir.to_owned(), max_fds, is_quiet: false, is_own: false })
+    }
+
+    fn start_with(settings: Settings) -> Result<Self> {
+        let mut child = settings.spawn()?;
         let lifeline = child.stdin.take();
         let ready = child.stdout.take();
-        let mut broker = PrivateBroker { child, lifeline, dir: dir.to_owned(), own_dir: None };
+        let mut broker = PrivateBroker {
+            child,
+            lifeline,
+            _ready: None,
+            settings,
+            restarts_left: RESTARTS,
+            own_dir: None,
+        };
         match ready {
             Some(pipe) => broker.wait_until_ready(pipe.as_fd())?,
             None => return Err(Error::Other("the broker has no readiness pipe".into())),
         }
         Ok(broker)
+    }
+
+    /// Starts a broker that has ended unasked again, in its directory; `without`: what is said when
+    /// it is given up for good. Whether it was started. Waits for nothing: its clients do.
+    pub fn start_again(&mut self, end: ExitStatus, without: &str) -> bool {
+        let next = self.next(end);
+        let what = match &next {
+            Ok(Some(_)) => "it is started again".into(),
+            Ok(None) => without.to_owned(),
+            Err(error) => format!("{without}: {error}"),
+        };
+        say!("fdbroker: the broker has ended ({end}); {what}");
+        let Ok(Some(mut child)) = next else { return false };
+        (self.lifeline, self._ready) = (child.stdin.take(), child.stdout.take());
+        self.child = child;
+        true
+    }
+
+    /// The broker after one that has ended; `None`: another one has taken over from it, or it has
+    /// died too often.
+    fn next(&mut self, end: ExitStatus) -> Result<Option<Child>> {
+        let directory = || self.admin_socket().parent().map(DirectoryLock::take);
+        if end.success() && matches!(directory(), Some(Err(ListenError::InUse { .. }))) {
+            return Ok(None);
+        }
+        let Some(left) = self.restarts_left.checked_sub(1) else {
+            // Processes that start from now on see that there is no broker, and do not wait for it.
+            let _ = std::fs::remove_file(self.socket());
+            return Ok(None);
+        };
+        self.restarts_left = left;
+        self.settings.spawn().map(Some)
     }
 
     fn wait_until_ready(&mut self, pipe: BorrowedFd<'_>) -> Result<()> {
@@ -162,7 +228,7 @@ impl PrivateBroker {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.dir.join("fdbroker/broker.sock")
+        self.settings.dir.join("fdbroker/broker.sock")
     }
 
     pub fn admin_socket(&self) -> PathBuf {
@@ -171,7 +237,7 @@ impl PrivateBroker {
 
     /// A directory for files of the job.
     pub fn dir(&self) -> &Path {
-        &self.dir
+        &self.settings.dir
     }
 
     /// The broker's exit status, if it has ended unasked.

@@ -62,9 +62,18 @@ pub fn known() -> Option<&'static Client> {
     CONNECTION.known().map(|connected| &connected.client)
 }
 
-/// The client of the connection, made now when there is none.
-pub fn connected() -> Option<&'static Client> {
-    CONNECTION.connected().map(|connected| &connected.client)
+/// The client of the connection, made now when there is none, or waited for when the broker is
+/// away.
+pub fn awaited() -> Option<&'static Client> {
+    CONNECTION.awaited().map(|connected| &connected.client)
+}
+
+/// Registers, also when the broker goes away meanwhile and comes back.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn through_outage<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    fdbroker_layer::through_outage::<Cuda, T>(attempt)
 }
 
 /// Has the driver allocate memory, and again for a moment where it finds none.

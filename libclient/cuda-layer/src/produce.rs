@@ -130,7 +130,7 @@ pub unsafe fn export(
     let is_fd = kind == HANDLE_TYPE_POSIX_FD && flags == 0 && !shareable.is_null();
     if is_fd
         && records().is_exportable(handle)
-        && let Some(client) = broker::connected()
+        && let Some(client) = broker::awaited()
         && let Some(exported) = export_number(client, handle)
     {
         // SAFETY: the caller's promise: room for an int, by the type of handle.
@@ -155,21 +155,20 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
         Begun::Known(number) => return Some(Ok(number.number())),
         Begun::New { memory, early, is_in_row } => (memory, early, is_in_row),
     };
-    let deadline = Deadline::after(REGISTER_TIMEOUT);
     let exported = match early {
         Some(early) => {
             // The driver takes longer for the next export than the broker for its answer to the
             // early one.
             export_next(client, memory.id);
-            match take_early(client, early, deadline) {
+            match take_early(client, early) {
                 Some(registered) => Ok(enter(client, memory.id, registered)),
-                None => export_now(client, memory, deadline),
+                None => export_now(client, memory),
             }
         }
         None => {
             let left = records().leave_row();
             follow(left, Some(client));
-            let exported = export_now(client, memory, deadline);
+            let exported = export_now(client, memory);
             if is_in_row {
                 export_next(client, memory.id);
             }
@@ -182,11 +181,11 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
 }
 
 /// Exports and registers a pinned record's memory.
-fn export_now(client: &Client, memory: Pinned, deadline: Deadline) -> Result<RawFd, CuResult> {
+fn export_now(client: &Client, memory: Pinned) -> Result<RawFd, CuResult> {
     let fd = export_below(memory.handle)?;
-    let registered = client
-        .register(&deposit_of(memory), fd.as_fd(), deadline)
-        .and_then(|registration| numbered(client, registration));
+    let register = || client.register(&deposit_of(memory), fd.as_fd(), soon());
+    let registered =
+        broker::through_outage(register).and_then(|registration| numbered(client, registration));
     Ok(match registered {
         Ok(registered) => enter(client, memory.id, registered),
         Err(error) => {
@@ -201,25 +200,24 @@ fn export_now(client: &Client, memory: Pinned, deadline: Deadline) -> Result<Raw
 fn export_next(client: &Client, after: Id) {
     let Some(next) = records().begin_early(after) else { return };
     let export = || export_below(next.handle).ok();
-    let deadline = Deadline::after(REGISTER_TIMEOUT);
-    let early = client.register_early(&deposit_of(next), export, deadline);
+    let early = client.register_early(&deposit_of(next), export, soon());
     let follows = records().end_early(next.id, early);
     follows.into_iter().for_each(|it| follow(it, Some(client)));
 }
 
 /// The answer to what was registered early. `None`: it was refused, or has ended since, by an
 /// administrator for example.
-fn take_early(
-    client: &Client,
-    early: EarlyRegistration,
-    deadline: Deadline,
-) -> Option<(VirtualFd, Registration)> {
-    let registration = client.take_early(early, deadline).ok()?;
+fn take_early(client: &Client, early: EarlyRegistration) -> Option<(VirtualFd, Registration)> {
+    let registration = client.take_early(early, soon()).ok()?;
     if !client.is_current(registration.id()) {
         end_registrations(client, vec![registration]);
         return None;
     }
     numbered(client, registration).ok()
+}
+
+fn soon() -> Deadline {
+    Deadline::after(REGISTER_TIMEOUT)
 }
 
 fn deposit_of(memory: Pinned) -> Deposit {

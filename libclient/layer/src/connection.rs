@@ -1,9 +1,12 @@
 //! A process's connection to the broker, made at its first use. Must never make a forked child
 //! wait, nor look for an absent broker again for each handle.
 
+use crate::away::Away;
 use crate::limits::CONNECT_PAUSE_S;
 use crate::neighbours::Neighbours;
-use fdbroker_client::{Client, Error, ErrorCode, Exports, Recall, RecallAnswer};
+use fdbroker_client::{
+    Client, Error, ErrorCode, Exports, Notice, Recall, RecallAnswer, default_socket_path,
+};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
@@ -61,6 +64,9 @@ pub struct Connected<S> {
 pub struct Connection<S> {
     current: AtomicPtr<Connected<S>>,
     last_try_s: AtomicI64,
+    /// The last try found a socket that nobody serves.
+    was_refused: AtomicBool,
+    pub(crate) away: Away,
     has_used_driver: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -71,6 +77,8 @@ impl<S: State> Connection<S> {
         Connection {
             current: AtomicPtr::new(null_mut()),
             last_try_s: AtomicI64::new(i64::MIN),
+            was_refused: AtomicBool::new(false),
+            away: Away::new(),
             has_used_driver: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
         }
@@ -87,7 +95,18 @@ impl<S: State> Connection<S> {
     /// The connection, made now when there is none. A lost one comes back by itself: the library
     /// looks for the broker.
     pub fn connected(&'static self) -> Option<&'static Connected<S>> {
-        self.known().or_else(|| self.connect())
+        self.look().inspect_err(|error| self.say_absent(error)).ok()
+    }
+
+    pub(crate) fn look(&'static self) -> Result<&'static Connected<S>, Error> {
+        self.known().map_or_else(|| self.connect(), Ok)
+    }
+
+    /// Whether a broker that is not to be had may be away alone: this process or its parent has had
+    /// one, or its socket stands there.
+    pub(crate) fn is_expected(&self) -> bool {
+        let was_connected = !self.current.load(Ordering::Relaxed).is_null();
+        was_connected || self.was_refused.load(Ordering::Relaxed)
     }
 
     /// The program uses the driver: from now on it may ask for the fds of processes that it cannot
@@ -115,29 +134,37 @@ impl<S: State> Connection<S> {
         }
     }
 
-    fn connect(&'static self) -> Option<&'static Connected<S>> {
+    fn connect(&'static self) -> Result<&'static Connected<S>, Error> {
         let now_s = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.tv_sec());
         let last_s = self.last_try_s.load(Ordering::Relaxed);
         if now_s.saturating_sub(last_s) < CONNECT_PAUSE_S {
-            return None;
+            return Err(Error::new(ErrorCode::NotConnected, "connect: tried a moment ago"));
         }
         let recall = |recall: &Recall| {
             let connected = S::connection().known().ok_or(ErrorCode::Again)?;
             connected.state.recall(recall)
         };
-        match Client::builder().on_recall(Box::new(recall)).connect() {
+        let notice = |notice: Notice| {
+            if matches!(notice, Notice::Reconnected { .. }) {
+                S::connection().away.end();
+            }
+        };
+        let builder = Client::builder().on_recall(Box::new(recall)).on_notice(Box::new(notice));
+        match builder.connect() {
             Ok(client) => {
                 // A child of this process may have to connect anew at once.
                 self.last_try_s.store(i64::MIN, Ordering::Relaxed);
-                Some(self.install(client))
+                Ok(self.install(client))
             }
             Err(error) => {
                 // A lack of fds may pass at once, and says nothing of the broker.
                 if error.code != ErrorCode::LocalFdLimit {
                     self.last_try_s.store(now_s, Ordering::Relaxed);
                 }
-                self.say_absent(&error);
-                None
+                let is_absent = error.code == ErrorCode::NotConnected;
+                let was_refused = is_absent && default_socket_path().exists();
+                self.was_refused.store(was_refused, Ordering::Relaxed);
+                Err(error)
             }
         }
     }

@@ -4,22 +4,24 @@
 //! A layer implements [`State`] for what a process has through its connection, and keeps one static
 //! [`Connection`] of it, which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
 //!
-//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant,
-//! memory`.
+//! **Layers** (tests/layers checks them): `away, limits <- lease, neighbours, say <- connection <-
+//! patience <- grant, memory`.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 #![deny(unreachable_pub)]
 
+mod away;
 mod connection;
 mod grant;
 mod lease;
 mod limits;
 mod memory;
 mod neighbours;
+mod patience;
 mod say;
 
 pub use connection::{Connected, Connection, State, is_absent};
-pub use grant::patiently;
 pub use lease::{SharedLease, info_of, lease_of, shared};
 pub use limits::{CLOSE_TIMEOUT, REGISTER_TIMEOUT};
 pub use memory::{allocate, settle};
+pub use patience::{patiently, through_outage};
 pub use say::Voice;

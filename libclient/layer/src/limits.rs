@@ -10,9 +10,9 @@ pub(crate) const CONNECT_PAUSE_S: i64 = 1;
 /// do not mix.
 pub(crate) const LINE_BYTES: usize = 1024;
 
-/// How long a program waits for the fd behind a virtual fd: its owner may be stopped, or busy in
-/// its driver. A debugger's halt is longer, a launcher's patience shorter. FDBROKER_LAYER_WAIT, in
-/// seconds, says otherwise.
+/// How long a program waits for the fd behind a virtual fd, whose owner may be stopped or busy in
+/// its driver, and for a broker that is away, once: a restart takes seconds. A debugger's halt is
+/// longer, a launcher's patience shorter. FDBROKER_LAYER_WAIT, in seconds, says otherwise.
 pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 /// The longest FDBROKER_LAYER_WAIT that is taken: a day. More is a mistake.
@@ -22,11 +22,8 @@ pub(crate) const WAIT_MOST_S: u64 = 86_400;
 /// milliseconds.
 pub(crate) const WAIT_SAID_AFTER: Duration = Duration::from_secs(5);
 
-/// How long a broker that is gone is waited for: a restart takes less. After that each call would
-/// wait anew.
-pub(crate) const RESTART_WAIT: Duration = Duration::from_secs(3);
-
-/// The pause before a silent owner is asked for again: it answers nobody, so there is no hurry.
+/// The pause before a silent owner, or a broker that is away, is asked again: neither answers
+/// anybody, so there is no hurry.
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Fds in a row that were asked for ahead and had not come, before no more of them are awaited: the

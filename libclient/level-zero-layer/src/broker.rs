@@ -184,6 +184,11 @@ pub fn connected() -> Option<Broker> {
     CONNECTION.connected().map(Broker)
 }
 
+/// The same, waited for when the broker is away.
+pub fn awaited() -> Option<Broker> {
+    CONNECTION.awaited().map(Broker)
+}
+
 /// Has the driver allocate memory, and again for a moment where it finds none.
 pub fn allocate(below: impl Fn() -> ze_result_t) -> ze_result_t {
     fdbroker_layer::allocate::<Memory, _>(is_out_of_memory, below)
@@ -204,6 +209,14 @@ fn is_out_of_memory(code: ze_result_t) -> bool {
 /// Those of `attempt`.
 pub fn patiently<T>(attempt: impl FnMut(Deadline) -> Result<T, Error>) -> Result<T, Error> {
     fdbroker_layer::patiently::<Memory, T>(attempt)
+}
+
+/// Registers, also when the broker goes away meanwhile and comes back.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn through_outage<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    fdbroker_layer::through_outage::<Memory, T>(attempt)
 }
 
 /// Tells the user once that there is no broker, or that it is gone.

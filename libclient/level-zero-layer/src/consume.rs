@@ -53,9 +53,10 @@ pub fn ready(handle: Bytes) -> Result<Ready, ze_result_t> {
 
 /// What the broker says of a key counts, whatever fd the program has put into it.
 fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
-    let Some(broker) = broker::connected() else { return as_the_driver_does(key) };
-    // What the driver can open by itself does not wait for a broker that is gone.
+    // What the driver can open by itself does not wait for a broker that is away.
     let is_alone = key.virtual_fd().is_some() && !key.has_programs_fd();
+    let broker = if is_alone { broker::awaited() } else { broker::connected() };
+    let Some(broker) = broker else { return as_the_driver_does(key) };
     let tried =
         broker::patiently(|deadline| match broker.client.acquire(&key.handle(), deadline) {
             Err(error) if !is_alone && broker::is_absent(&error) => Ok(Err(error)),
@@ -110,7 +111,7 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
 /// # Errors
 /// The code for the program.
 pub fn acquire(fd: VirtualFd) -> Result<Grant, ze_result_t> {
-    let broker = broker::connected().ok_or(INVALID)?;
+    let broker = broker::awaited().ok_or(INVALID)?;
     let granted = broker::patiently(|deadline| broker.client.acquire_virtual(fd, deadline));
     granted.map_err(|error| {
         if broker::is_absent(&error) {

@@ -26,7 +26,7 @@ fn exchanged(owner: usize, handle: Bytes) -> Bytes {
     if !below::is_interposed() {
         return handle;
     }
-    let Some(broker) = broker::connected() else { return handle };
+    let Some(broker) = broker::awaited() else { return handle };
     match broker.name(owner, &handle) {
         Ok(fd) => fd.map_or(handle, |fd| with_fd(handle, fd.number())),
         Err(error) => {
@@ -58,7 +58,8 @@ impl Broker {
             ..Facts::new(kind_of(fd), size_bytes)
         };
         let deposit = Deposit { recallable: true, virtual_fd: true, ..facts.into() };
-        let registration = self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))?;
+        let register = || self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT));
+        let registration = broker::through_outage(register)?;
         let number = registration.virtual_fd();
         let replaced = self.kept().add(file, (id, drivers), owner, registration);
         // Another thread was as fast, or the broker had ended it.

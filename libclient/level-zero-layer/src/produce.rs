@@ -65,7 +65,7 @@ pub fn exchange(
     let driver = handle.to_bytes();
     // A key: another copy of this layer is below.
     if Key::from_bytes(&driver).is_none()
-        && let Some(broker) = broker::connected()
+        && let Some(broker) = broker::awaited()
         && let Some(allocation) = Allocation::of(context, pointer)
         && let Some(key) = broker.export(allocation, tile, &driver)
     {
@@ -120,7 +120,9 @@ impl Broker {
             virtual_fd: below::is_interposed(),
             ..facts.into()
         };
-        self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
+        broker::through_outage(|| {
+            self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
+        })
     }
 }
 

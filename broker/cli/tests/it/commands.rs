@@ -257,6 +257,24 @@ fn run_when_it_is_killed_then_its_broker_ends_too_and_its_directory_goes_away() 
 }
 
 #[test]
+fn run_when_its_broker_is_killed_then_another_serves_in_its_place_five_times() {
+    let script = r#"pid=0; for round in 1 2 3 4 5 6; do last=$pid;
+        until pid=$($F status --json 2>/dev/null | sed -n 's/.*"pid":\([0-9]*\).*/\1/p') &&
+            [ "${pid:-$last}" != $last ]; do sleep 0.02; done;
+        echo $FDBROKER_SOCKET; kill -9 $pid; done;
+        while [ -e $FDBROKER_SOCKET ]; do sleep 0.02; done; $F status; echo $?; exit 7"#;
+    let output = run_script(script);
+    let (code, stderr) = end(&output);
+    assert_eq!(code, Some(7), "{stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = stdout.lines().collect();
+    assert_eq!((lines.len(), lines[6]), (7, "3"), "{stdout}");
+    assert!(lines[..6].iter().all(|place| *place == lines[0]), "{stdout}");
+    assert_eq!(stderr.matches("it is started again").count(), 5, "{stderr}");
+    assert_eq!(stderr.matches("the command goes on without it").count(), 1, "{stderr}");
+}
+
+#[test]
 fn run_when_inside_another_run_then_the_inner_broker_serves() {
     let output = run_script("$F run -- $F status --json 2>/dev/null; $F status --json >&2");
     let inner = one_json_line(&output);

@@ -7,8 +7,8 @@ const HELP: &str = "\
 Without --join, COMMAND has a broker of its own, in a private directory (mode 0700) that is removed at the end.
 COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET; on a terminal the first one is shown at the start, to
 be pasted in another terminal. Signals go to COMMAND. If memory was shared, a summary is printed on stderr. The broker's warnings go
-there, too; what a call was refused is told to the program alone. The broker serves this node only: ranks that mpirun starts on other
-nodes cannot reach it.
+there, too; what a call was refused is told to the program alone. A broker that dies is started again in the same place, five times. It
+serves this node only: ranks that mpirun starts on other nodes cannot reach it.
 
 With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
 the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if
@@ -22,7 +22,7 @@ passed on. The rank that starts the broker decides --max-fds, so give it to all 
 
 The broker ends when the last rank on the node has ended, for whatever reason. Processes that ranks have left running
 count as ranks while they have the fd inherited from the rank; a process that has closed all fds counts while it is
-connected. If the broker is killed, the next process that joins starts another.
+connected. If the broker is killed, another takes its place at once; after five times the next process that joins starts one.
 
 The launcher tells the job: by the environment (PMIX_NAMESPACE, SLURM_JOB_ID with SLURM_STEP_ID, FLUX_JOB_ID, PALS_APID
 and others), and by its process on this node (orted, hydra_pmi_proxy, slurmstepd, mpirun, ...), which may be above a

@@ -115,8 +115,7 @@ fn wait(job: &mut Child, signals: &Signals, broker: &mut PrivateBroker) -> Resul
             return Ok(status);
         }
         if !broker_lost && let Some(end) = broker.ended() {
-            say!("fdbroker: the broker has ended ({end}); the command goes on without it");
-            broker_lost = true;
+            broker_lost = !broker.start_again(end, "the command goes on without it");
         }
         let mut entries = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         match poll(&mut entries, FOR_EVER) {

@@ -10,8 +10,9 @@
 //!   joiner found stays.
 //! - If the keeper is killed, its broker ends too and `keeper` is free: the next joiner starts
 //!   another keeper.
-//! - If the broker is killed, its keeper releases `keeper` at once: the next joiner starts another
-//!   keeper in the same room. The old keeper stays, to remove the room if no process joins.
+//! - If the broker is killed, its keeper starts another in the same room at once. One that is
+//!   killed again and again is given up, and the keeper releases `keeper`: the next joiner starts
+//!   another keeper in the same room. The old keeper stays, to remove the room if no process joins.
 //! - A member may close all its fds, and its lock with them. Its connection still counts: the
 //!   broker stays while a client is connected.
 
@@ -33,7 +34,6 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ struct Keeper {
     room: Room,
     gate: File,
     members: File,
-    /// `None` once the broker has ended by itself.
+    /// `None` once the broker is given up.
     tenure: SharedTenure,
     /// Locked, so that systemd-tmpfiles does not clean the directory up (tmpfiles.d(5)).
     _directory: File,
@@ -237,14 +237,20 @@ fn wait_for_predecessor(room: &Room) -> Result<()> {
     }
 }
 
-/// Releases the lock when the broker ends by itself.
-fn watch(pid: Pid, tenure: &SharedTenure) {
+/// Starts the broker again when it ends by itself, and releases the lock when that is of no use.
+fn watch(mut pid: Pid, tenure: &SharedTenure) {
     // The broker stays a zombie, so that no other process gets its pid.
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-    while waitid(Id::Pid(pid), flags) == Err(Errno::EINTR) {}
-    if let Some(mut lost) = locked(tenure).take() {
-        let end = lost.broker.ended().map_or("unknown".into(), |end: ExitStatus| end.to_string());
-        say!("fdbroker: the broker has ended ({end}); the next process that joins starts another");
+    loop {
+        while waitid(Id::Pid(pid), flags) == Err(Errno::EINTR) {}
+        let mut tenure = locked(tenure);
+        let Some(Tenure { broker, .. }) = tenure.as_mut() else { return };
+        let end = broker.ended().unwrap_or_default();
+        if !broker.start_again(end, "the next process that joins starts another") {
+            *tenure = None;
+            return;
+        }
+        pid = broker.pid();
     }
 }
 

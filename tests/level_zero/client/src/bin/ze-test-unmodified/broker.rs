@@ -3,6 +3,8 @@
 
 use crate::fault::{Fault, Outcome, holds};
 use crate::peer::PEER_TIMEOUT;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -61,6 +63,22 @@ pub fn evict_all() -> Outcome {
         .status()?;
     holds(status.success(), || format!("evict ended with {status}"))?;
     wait_for("no fd", |counts| counts.held_fds == 0)
+}
+
+/// Kills a broker that is not the one before. Its number.
+pub fn kill_after(before: u64) -> Result<u64, Fault> {
+    let until = Instant::now() + PEER_TIMEOUT;
+    loop {
+        // Started again, it serves a moment later.
+        match counts() {
+            Ok(Counts { pid, .. }) if pid != before => {
+                kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGKILL)?;
+                return Ok(pid);
+            }
+            _ => holds(Instant::now() < until, || "the broker never came back".to_string())?,
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
 }
 
 /// The number that follows `after` in a line of JSON.

@@ -25,6 +25,10 @@ const FULL_CARD: Switches = &[("ZE_TEST_DRIVER_FULL", "at-first")];
 /// A program that does not wait long for an owner that cannot give its fd.
 const QUICK: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("FDBROKER_LAYER_WAIT", "1")];
 
+/// The same with handles of the other form. The broker needs milliseconds to start again.
+const QUICK_OPAQUE: Switches =
+    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("FDBROKER_LAYER_WAIT", "5")];
+
 /// A list of cases that run with the same broker, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
@@ -184,7 +188,7 @@ pub const CASES: &[Case] = cases! {
     "handles_when_in_another_pid_namespace_are_shared_with_a_fetched_fd_opaque": Namespaces(shapes::fetched_apart), OPAQUE_POOL;
     "handles_when_in_another_pid_namespace_are_shared_by_the_fd_alone": Namespaces(shapes::fd_alone_apart), LEGACY_POOL;
 
-    "broker_when_it_goes_away_leaves_the_drivers_handles": Lost(without::lost), OPAQUE;
+    "broker_when_killed_is_waited_for_until_it_is_given_up": Lost(without::lost), QUICK_OPAQUE;
     "broker_when_absent_leaves_the_drivers_handles_legacy": NoBroker(without::absent), LEGACY;
     "broker_when_absent_leaves_the_drivers_handles_opaque": NoBroker(without::absent), OPAQUE_POOL;
 };

@@ -6,8 +6,6 @@ use crate::gpu::{Gpu, handle_fd, is_open, is_virtual, pattern, with_fd};
 use crate::peer::{Order, Peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Where the layer's handles have their magic, and the driver's a pid or a type:
@@ -45,17 +43,30 @@ pub fn absent(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// After the broker's end a program's own fd opens the memory, and new handles are the driver's.
+/// How often a broker is started again.
+const RESTARTS: u32 = 5;
+
+/// A broker that is killed is waited for. After the last one a program's own fd opens the memory,
+/// and new handles are the driver's.
 pub fn lost(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
+    let mut killed = 0;
+    for _ in 0..RESTARTS {
+        killed = broker::kill_after(killed)?;
+        let (memory, handle) = export(gpu)?;
+        same("a handle of the layer", is_of_the_layer(handle), true)?;
+        peer.tell_with(Order::Open, 0, 0, handle, None)??;
+        same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+        peer.tell(Order::Close, 0, 0)??;
+        gpu.free(memory)?;
+    }
     let (memory, handle) = export(gpu)?;
     same("a handle of the layer", is_of_the_layer(handle), true)?;
     // SAFETY: the driver's fd, which lives until the memory is freed.
     let fd = unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?;
     let opened = gpu.open_handle(handle)?;
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
-    let broker = i32::try_from(broker::counts()?.pid)?;
-    kill(Pid::from_raw(broker), Signal::SIGKILL)?;
+    broker::kill_after(killed)?;
 
     // Opened memory stays in both processes, and Close works as before.
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
