@@ -272,6 +272,7 @@ pub(crate) fn prepare(
         left.add(arrived.fds);
     }
     left.add(inherited.unused().collect());
+    server.know_former();
     server.settle_kept(found.whole, left);
     if !is_takeover {
         server.take_place().map_err(no_task("start the liveness thread"))?;

@@ -2,7 +2,7 @@
 //! start a broker: its threads' memory would not be counted.
 
 use fdbroker_core::{
-    Arrived, Body, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer,
+    Arrived, Body, ClientId, Config, Core, Deposit, DomainKey, Effects, FileId, Input, Now, Peer,
     RequestId, Wanted,
 };
 use fdbroker_protocol::limits::FORMER_FILES;
@@ -23,7 +23,7 @@ mod support;
 const ALLOCATION_BYTES: f64 = 121.0;
 const LEASE_BYTES: f64 = 56.2;
 const FILE_BYTES: f64 = 8.0;
-const CHANGED_FILE_BYTES: f64 = 64.0;
+const CHANGED_FILE_BYTES: f64 = 72.0;
 /// The most items of one message.
 const BATCH: u32 = 253;
 
@@ -124,12 +124,13 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
 fn of_files(count: u32) -> (f64, f64) {
     let before = heap();
     let mut files = FilesBySlot::with_capacity(count as usize);
-    (0..count).for_each(|slot| files.set(slot, Files::of(slot.into())));
+    let file = |inode| FileId { device: 1, inode };
+    (0..count).for_each(|slot| files.set(slot, Files::of(file(u64::from(slot) + 1))));
     let unchanged = heap() - before;
     let mut most = 0;
     for round in 1..=2 + FORMER_FILES as u64 {
         let inode = |slot| u64::from(slot) + round * u64::from(count);
-        (0..count).for_each(|slot| files.add(slot, inode(slot), Now(round)));
+        (0..count).for_each(|slot| files.add(slot, file(inode(slot)), Now(round)));
         most = most.max(heap() - before);
     }
     files.clear();

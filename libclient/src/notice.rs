@@ -1,6 +1,7 @@
 //! What the library thread tells the application, and what it asks of it: notices and recalls.
 //! Plain data; must never hold a lock or reach the connection.
 
+use crate::error::Error;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts};
 use std::os::fd::OwnedFd;
 
@@ -38,6 +39,15 @@ pub enum Notice {
     GoingAway {
         /// 1 = it ends, 2 = it restarts and keeps all state.
         reason: u32,
+    },
+    /// The broker has refused the fd that answered a recall: it is not the memory that the handle
+    /// names, or cannot be shared. The allocation stays as it was, and its holders keep what they
+    /// have.
+    SupplyRefused {
+        /// Slot and generation, as in the handle.
+        id: AllocationId,
+        /// Why: UNSUPPORTED_FD, with what the fd is.
+        error: Error,
     },
     /// The connection is lost. Nothing counts as current until [`Notice::Reconnected`]; keep
     /// handles, registrations and leases: they go on then, but for those that are told of one by

@@ -30,6 +30,7 @@ mod local_limit;
 mod messages;
 mod objects;
 mod old_kernel;
+mod one_memory;
 mod places;
 mod pressure;
 mod progress;

@@ -343,6 +343,11 @@ impl World {
                 let claimed = rig::sized(size_bytes, old.claimed);
                 arrived = rig::arrived(Judged { claimed, ..old });
             }
+            // The same, and another file.
+            22..=23 => {
+                let file = self.draw_file();
+                arrived = rig::arrived(Judged { file, ..old });
+            }
             _ => {}
         }
         arrived

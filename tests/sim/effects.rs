@@ -12,13 +12,14 @@ use fdbroker_core::{
     Arrived, ClientId, Deposit, Effect, Effects, Judged, Lane, Registered, StatusReply, limits,
 };
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource, Scope, Status};
 use std::collections::BTreeSet;
 
 impl Model {
     pub fn effect(&mut self, step: &mut Step, effect: &Effect, all: &Effects) -> Check {
         match effect {
             Effect::StoreArrived { index, slot } => self.stored(step, usize::from(*index), *slot),
+            Effect::MeetArrived { index, slot } => self.met(step, usize::from(*index), *slot),
             Effect::CloseArrived { index, ticket, lane } => {
                 self.closed_arrived(step, usize::from(*index), ticket.0, *lane)
             }
@@ -282,6 +283,14 @@ impl Model {
                 return Ok(());
             }
         };
+        if item.status == Status::OTHER_MEMORY {
+            let known = self.same_before(step, client, (index, deposit));
+            let is_other = known.and_then(|id| self.allocations.get(&id));
+            let is_other = is_other.is_some_and(|known| is_other_memory(known, deposit));
+            ensure!(is_other, "deposit {index} is refused as other memory: {deposit:?}");
+            ensure!(fate == Fate::Closed(arrived.lane), "refused deposit {index}: {fate:?}");
+            return Ok(());
+        }
         if item.status.is_ok() {
             return self.registered_ok(step, client, (index, deposit), (item.id, fate));
         }
@@ -323,9 +332,13 @@ impl Model {
             self.end_overlapped_now(step, client, deposit);
             return self.new_allocation(step, client, id, deposit);
         }
-        let before = step.same.get(index).copied().flatten();
-        let same = before.or_else(|| self.same(step, client, deposit));
+        let same = self.same_before(step, client, (index, deposit));
         ensure!(same == Some(id), "{id} is registered again, the same is {same:?}");
+        // The daemon compares the files of what is evicted.
+        let is_held = self.slots[id.slot as usize].full && step.evicted.is_empty();
+        let is_other = self.allocations.get(&id).is_some_and(|it| is_other_memory(it, deposit));
+        self.proofs.count(Promise::Handles, 1);
+        ensure!(!is_held || !is_other, "{id} is registered again as other memory: {deposit:?}");
         match fate {
             Fate::Closed(_) => {}
             Fate::Stored(slot) => ensure!(slot == id.slot, "{id}: its fd is in slot {slot}"),
@@ -334,6 +347,24 @@ impl Model {
         if let Some(known) = self.allocations.get_mut(&id) {
             known.count += 1;
         }
+        Ok(())
+    }
+
+    /// The allocation that a deposit names again.
+    fn same_before(
+        &self,
+        step: &Step,
+        client: u32,
+        (index, deposit): (usize, &Judged),
+    ) -> Option<AllocationId> {
+        let before = step.same.get(index).copied().flatten();
+        before.or_else(|| self.same(step, client, deposit))
+    }
+
+    /// The first fd of an allocation that is evicted at once.
+    fn met(&self, step: &Step, index: usize, slot: u32) -> Check {
+        let is_new = step.published.iter().any(|id| id.slot == slot);
+        ensure!(is_new && index < step.arrived.len(), "fd {index} is the first of slot {slot}");
         Ok(())
     }
 
@@ -606,4 +637,10 @@ fn take_arrived(step: &mut Step, index: usize, fate: Fate) -> Check {
     ensure!(*arrived == Fate::Waiting, "fd {index} of the message is used twice");
     *arrived = fate;
     Ok(())
+}
+
+/// Whether a deposit is another memfd than the allocation that it names.
+fn is_other_memory(known: &Allocation, deposit: &Judged) -> bool {
+    let (is, was) = (deposit.file.map(|file| file.id), known.deposit.file.map(|file| file.id));
+    deposit.facts.kind == MemoryKind::Memfd && is.is_some() && was.is_some() && is != was
 }

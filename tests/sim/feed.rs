@@ -190,7 +190,10 @@ impl World {
                     self.agents.remove(&client.0);
                 }
                 Effect::Publish { slot, generation } => self.remember_slot(*slot, *generation),
-                Effect::StoreArrived { .. } | Effect::Statuses { .. } | Effect::Ended { .. } => {}
+                Effect::StoreArrived { .. }
+                | Effect::MeetArrived { .. }
+                | Effect::Statuses { .. }
+                | Effect::Ended { .. } => {}
                 Effect::Keep { slot } | Effect::KeptChanged { slot } => {
                     self.stored.extend(self.core.kept(*slot).map(|kept| (*slot, kept)));
                 }

@@ -8,11 +8,15 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::narrow::*;
 use crate::recalls::*;
-use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, arrived, deposit, sized};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
-use fdbroker_core::{Arrived, Caps, Config, Deposit, Lane, LeaseId, Now, Wanted, limits};
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_core::{
+    Arrived, Caps, Config, Deposit, File, FileId, Judged, Lane, LeaseId, Now, Wanted, limits,
+};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, MAX_BATCH, MemoryKind, Resource, Scope, Status,
+};
 
 type Scenario = fn(&mut Rig) -> Check;
 
@@ -32,6 +36,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     supply_when_id_differs_then_allocation_ends
     range_when_reused_then_old_ends_and_is_drained_after_its_last_lease
     register_when_same_again_then_as_many_unregisters_end_it
+    register_when_another_memfd_is_named_so_then_refused
     requests_when_waiting_for_room_then_served_in_order_of_arrival
     client_when_it_cannot_be_sent_to_then_others_pass_it
     grant_when_unsent_then_request_is_first_again
@@ -224,6 +229,27 @@ fn register_when_same_again_then_as_many_unregisters_end_it(rig: &mut Rig) -> Ch
         rig.world.feed(Action::Unregister { client: owner, request, ids: vec![ids[0]] })?;
     }
     ensure!(rig.world.ended_with(ids[0]).is_some(), "not ended");
+    rig.end()
+}
+
+fn register_when_another_memfd_is_named_so_then_refused(rig: &mut Rig) -> Check {
+    rig.begin(|_| {});
+    let owner = rig.client()?;
+    let file = |inode| {
+        let id = FileId { device: 1, inode };
+        Some(File { id, pinned_bytes: 0, size_bytes: 1 << 20 })
+    };
+    let facts = Facts::new(MemoryKind::Memfd, PAGE_BYTES);
+    let claimed = Deposit { facts, ..deposit(7) };
+    for deposits in [&[1, 2, 1][..], &[2, 1]] {
+        let all = deposits.iter().map(|inode| arrived(Judged { claimed, file: file(*inode) }));
+        let request = rig.world.next_request(owner);
+        let deposits = all.collect();
+        let deadline = rig.world.now;
+        let action =
+            Action::Register { client: owner, request, deposits, credits_wanted: 8, deadline };
+        rig.world.feed(action)?;
+    }
     rig.end()
 }
 

@@ -8,6 +8,7 @@ use crate::kernel::Start;
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use fdbroker_core::{ClientId, DomainKey, Now, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
+use fdbroker_protocol::{AllocationId, Status};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,6 +119,8 @@ pub struct Connection {
     pub ahead: Option<OwnedFd>,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
+    /// Fds of its supplies that were refused, and why; it is still to be told.
+    pub refused: Vec<(AllocationId, Status)>,
     /// The event message that its event socket did not take.
     pub pending_event: Option<Vec<u8>>,
     /// The hello reply that could not be sent.

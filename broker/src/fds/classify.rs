@@ -36,8 +36,8 @@ pub struct Found {
     pub may_be_dmabuf: bool,
     /// Bytes it holds, proved; `None` where only its producer knows.
     pub size_bytes: Option<u64>,
-    /// Its inode, 0 if the kernel does not say.
-    pub inode: u64,
+    /// Which file it is; its inode is 0 if the kernel does not say.
+    pub id: FileId,
     /// Its file and what that pins; `None` where the kernel does not tell.
     pub file: Option<File>,
     /// It is a memfd without F_SEAL_GROW: each process that has an fd of it can make it larger.
@@ -45,12 +45,15 @@ pub struct Found {
 }
 
 impl kernel::Stat {
+    /// Which file it is.
+    pub fn id(&self) -> FileId {
+        let (major, minor) = self.device;
+        FileId { device: u64::from(major) << 32 | u64::from(minor), inode: self.inode }
+    }
+
     /// The file, and how much memory it pins.
     fn file(&self, pinned_bytes: u64) -> File {
-        let (major, minor) = self.device;
-        let device = u64::from(major) << 32 | u64::from(minor);
-        let id = FileId { device, inode: self.inode };
-        File { id, pinned_bytes, size_bytes: self.size_bytes }
+        File { id: self.id(), pinned_bytes, size_bytes: self.size_bytes }
     }
 }
 
@@ -121,12 +124,12 @@ impl Classifier {
             fd_type: FdType::Unknown,
             may_be_dmabuf: false,
             size_bytes: None,
-            inode: 0,
+            id: FileId { device: 0, inode: 0 },
             file: None,
             may_grow: false,
         };
         let Ok(stat) = kernel::stat(fd) else { return unknown };
-        let plain = |fd_type| Found { fd_type, inode: stat.inode, ..unknown };
+        let plain = |fd_type| Found { fd_type, id: stat.id(), ..unknown };
         match stat.file_type {
             libc::S_IFREG => self.classify_regular(fd, &stat, plain(FdType::File)),
             // Anonymous inodes have no type in their mode; a dma-buf is one of them.
@@ -140,13 +143,14 @@ impl Classifier {
         }
     }
 
-    /// Checks `fd` against what its producer claims of it, and gives its inode and its file.
+    /// Checks `fd` against what its producer claims of it, and says which file it is, and what
+    /// that pins.
     pub fn check(
         &mut self,
         fd: BorrowedFd<'_>,
         share: Share,
         facts: &Facts,
-    ) -> Result<(u64, Option<File>), Unfit> {
+    ) -> Result<(FileId, Option<File>), Unfit> {
         let Facts { kind, size_bytes, fd_offset, .. } = *facts;
         let found = self.classify(fd);
         if found.may_be_dmabuf && kind == MemoryKind::DmaBuf {
@@ -165,7 +169,7 @@ impl Classifier {
         let end = fd_offset.checked_add(size_bytes).ok_or(Unfit::Is(FdType::TooSmall))?;
         match found.size_bytes {
             Some(size) if end > size => Err(Unfit::Is(FdType::TooSmall)),
-            _ => Ok((found.inode, found.file)),
+            _ => Ok((found.id, found.file)),
         }
     }
 
@@ -175,7 +179,7 @@ impl Classifier {
         &mut self,
         fd: BorrowedFd<'_>,
         facts: &Facts,
-    ) -> Result<(u64, Option<File>), Unfit> {
+    ) -> Result<(FileId, Option<File>), Unfit> {
         if facts.kind != MemoryKind::Memfd {
             return self.check(fd, Share::Uid, facts);
         }
@@ -191,7 +195,7 @@ impl Classifier {
             return Err(Unfit::Is(FdType::FinalMemfd));
         }
         match facts.fd_offset.checked_add(facts.size_bytes) {
-            Some(end) if end <= stat.size_bytes => Ok((stat.inode, Some(memfd(&stat, seals)))),
+            Some(end) if end <= stat.size_bytes => Ok((stat.id(), Some(memfd(&stat, seals)))),
             _ => Err(Unfit::Is(FdType::TooSmall)),
         }
     }
@@ -428,7 +432,7 @@ mod tests {
             classifier.check(fd.as_fd(), Share::Uid, &facts)
         };
         let inode = kernel::stat(fd.as_fd()).unwrap().inode;
-        let found = |checked: Result<(u64, _), _>| checked.map(|(inode, _)| inode);
+        let found = |checked: Result<(FileId, _), _>| checked.map(|(id, _)| id.inode);
         assert_eq!(found(check(8192, 0)), Ok(inode));
         assert_eq!(found(check(4096, 4096)), Ok(inode));
         for (size, offset) in [(8193, 0), (4096, 4097), (1, u64::MAX), (u64::MAX, 1)] {

@@ -1,7 +1,8 @@
 //! The files that the fd of each slot is, or was. By their inodes an administrator finds copies of
-//! the fd in /proc, also when the broker holds none. Must never hold an fd, nor ask the kernel.
+//! the fd in /proc, and the broker knows the memory of a handle again, also when it holds no fd.
+//! Must never hold an fd, nor ask the kernel.
 
-use fdbroker_core::Now;
+use fdbroker_core::{FileId, Now};
 use fdbroker_protocol::limits::FORMER_FILES;
 use serde::{Deserialize, Serialize};
 use slab::Slab;
@@ -21,6 +22,8 @@ pub struct Former {
 pub struct Files {
     /// Inode of the fd held, or of the last one; 0 = not known.
     pub inode: u64,
+    /// Device of that inode, as in [`FileId::device`].
+    pub device: u64,
     /// Files before it, newest first.
     pub former: [Former; FORMER_FILES],
     /// The slot has had no other files since then; 0 = since the deposit, [`NOT_KNOWN_SINCE`] = it
@@ -34,13 +37,20 @@ pub const NOT_KNOWN_SINCE: u64 = u64::MAX;
 
 impl Files {
     /// One file, and none before.
-    pub fn of(inode: u64) -> Self {
-        Files { inode, ..Files::default() }
+    pub fn of(FileId { device, inode }: FileId) -> Self {
+        Files { inode, device, ..Files::default() }
+    }
+
+    /// The fd held, or the last one; `None`: not known.
+    pub fn last(&self) -> Option<FileId> {
+        let Files { inode, device, .. } = *self;
+        (inode != 0).then_some(FileId { device, inode })
     }
 
     /// The owner has given its memory as another fd: of the same file, or of one that is made anew
     /// for each export.
-    fn add(&mut self, inode: u64, now: Now) {
+    fn add(&mut self, FileId { device, inode }: FileId, now: Now) {
+        self.device = device;
         let last = std::mem::replace(&mut self.inode, inode);
         if last == 0 {
             self.since_us = NOT_KNOWN_SINCE;
@@ -79,18 +89,20 @@ fn us(ticks: u32) -> u64 {
 #[derive(Debug)]
 struct Packed {
     inode: u64,
+    device: u64,
     former: [u64; FORMER_FILES],
     until: [u32; FORMER_FILES],
     since: u32,
 }
 
 /// There may be one for each allocation.
-const _: () = assert!(size_of::<Packed>() == 48);
+const _: () = assert!(size_of::<Packed>() == 56);
 
 impl From<Files> for Packed {
     fn from(files: Files) -> Self {
         Packed {
             inode: files.inode,
+            device: files.device,
             former: files.former.map(|it| it.inode),
             until: files.former.map(|it| ticks(it.until_us)),
             since: ticks(files.since_us),
@@ -104,6 +116,7 @@ impl From<&Packed> for Files {
             |at: usize| Former { inode: packed.former[at], until_us: us(packed.until[at]) };
         Files {
             inode: packed.inode,
+            device: packed.device,
             former: std::array::from_fn(former),
             since_us: us(packed.since),
         }
@@ -113,14 +126,25 @@ impl From<&Packed> for Files {
 /// Set in the word of a slot: the rest is a place in the table of those whose file has changed.
 const HAS_CHANGED: u64 = 1 << 63;
 
-/// See the module. Memory: 8 bytes per slot up to the highest in use, and 56 more of each whose
+/// Bits of an inode in a word, and of a device in the bits above them: memfds have inodes of 32
+/// bits, and file systems without a disk have devices of 20.
+const INODE_BITS: u32 = 40;
+const DEVICE_BITS: u32 = 20;
+
+/// The word of a file that needs no place in the table; `None`: it does not fit.
+fn word(file: FileId) -> Option<u64> {
+    let fits = file.inode >> INODE_BITS == 0 && file.device >> DEVICE_BITS == 0;
+    fits.then_some(file.device << INODE_BITS | file.inode)
+}
+
+/// See the module. Memory: 8 bytes per slot up to the highest in use, and 64 more of each whose
 /// file has changed; the heap is measured by tests/memory.rs. Times are kept to 65 ms, later rather
 /// than earlier.
 #[derive(Debug, Default)]
 pub struct FilesBySlot {
-    /// An inode, 0 = not known, or [`HAS_CHANGED`] and a place in `changed`.
+    /// See [`word`], 0 = not known, or [`HAS_CHANGED`] and a place in `changed`.
     words: Vec<u64>,
-    /// Only for slots whose file has changed, which is rare, or whose inode does not fit a word.
+    /// Only for slots whose file has changed, which is rare, or does not fit a word.
     changed: Slab<Packed>,
 }
 
@@ -133,8 +157,9 @@ impl FilesBySlot {
     /// The files of `slot`.
     pub fn get(&self, slot: u32) -> Files {
         let word = self.words.get(slot as usize).copied().unwrap_or(0);
+        let inode = word & ((1 << INODE_BITS) - 1);
         match place(word) {
-            None => Files::of(word),
+            None => Files::of(FileId { device: word >> INODE_BITS, inode }),
             Some(place) => self.changed.get(place).map(Files::from).unwrap_or_default(),
         }
     }
@@ -145,23 +170,21 @@ impl FilesBySlot {
         if self.words.len() <= index {
             self.words.resize(index + 1, 0);
         }
-        let is_plain = files == Files::of(files.inode) && files.inode & HAS_CHANGED == 0;
+        let file = FileId { device: files.device, inode: files.inode };
+        let plain = word(file).filter(|_| files == Files::of(file));
         if let Some(place) = place(self.words[index]) {
             self.changed.try_remove(place);
         }
         // A place that has become free is the next to be taken.
-        self.words[index] = if is_plain {
-            files.inode
-        } else {
-            HAS_CHANGED | self.changed.insert(files.into()) as u64
-        };
+        self.words[index] =
+            plain.unwrap_or_else(|| HAS_CHANGED | self.changed.insert(files.into()) as u64);
     }
 
     /// The owner of the allocation in `slot` has given an fd of it again.
-    pub fn add(&mut self, slot: u32, inode: u64, now: Now) {
+    pub fn add(&mut self, slot: u32, file: FileId, now: Now) {
         let mut files = self.get(slot);
-        if files.inode != inode {
-            files.add(inode, now);
+        if files.last() != Some(file) {
+            files.add(file, now);
             self.set(slot, files);
         }
     }
@@ -181,63 +204,71 @@ fn place(word: u64) -> Option<usize> {
 mod tests {
     use super::*;
 
+    fn of(inode: u64) -> Files {
+        Files::of(id(inode))
+    }
+
+    fn id(inode: u64) -> FileId {
+        FileId { device: 0, inode }
+    }
+
     /// The first one deposited, the others given at 1 tick, 2 ticks, ...
     fn after(inodes: &[u64]) -> Files {
         let mut files = FilesBySlot::default();
-        files.set(3, Files::of(inodes[0]));
+        files.set(3, of(inodes[0]));
         for (at, inode) in (0..).zip(inodes).skip(1) {
-            files.add(3, *inode, Now(at * TICK_US));
+            files.add(3, id(*inode), Now(at * TICK_US));
         }
         files.get(3)
     }
 
     #[test]
     fn add_when_the_same_file_then_nothing_before_it() {
-        assert_eq!(after(&[7, 7, 7]), Files::of(7));
+        assert_eq!(after(&[7, 7, 7]), of(7));
     }
 
     #[test]
     fn add_when_other_files_then_newest_first_and_each_once() {
-        let of = |inode, former: [(u64, u64); 3], since| {
+        let with = |inode, former: [(u64, u64); 3], since| {
             let former = former.map(|(inode, until)| Former { inode, until_us: until * TICK_US });
-            Files { inode, former, since_us: since * TICK_US }
+            Files { inode, former, since_us: since * TICK_US, device: 0 }
         };
-        assert_eq!(after(&[1, 2]), of(2, [(1, 1), (0, 0), (0, 0)], 0));
-        assert_eq!(after(&[1, 2, 3, 4]), of(4, [(3, 3), (2, 2), (1, 1)], 0));
-        assert_eq!(after(&[1, 2, 1]), of(1, [(2, 2), (0, 0), (0, 0)], 0));
-        assert_eq!(after(&[1, 2, 3, 4, 2]), of(2, [(4, 4), (3, 3), (1, 1)], 0));
-        assert_eq!(after(&[1, 2, 3, 4, 5]), of(5, [(4, 4), (3, 3), (2, 2)], 1));
-        assert_eq!(after(&[1, 2, 3, 4, 5, 4]), of(4, [(5, 5), (3, 3), (2, 2)], 1));
-        assert_eq!(after(&[1, 2, 3, 4, 5, 6]), of(6, [(5, 5), (4, 4), (3, 3)], 2));
+        assert_eq!(after(&[1, 2]), with(2, [(1, 1), (0, 0), (0, 0)], 0));
+        assert_eq!(after(&[1, 2, 3, 4]), with(4, [(3, 3), (2, 2), (1, 1)], 0));
+        assert_eq!(after(&[1, 2, 1]), with(1, [(2, 2), (0, 0), (0, 0)], 0));
+        assert_eq!(after(&[1, 2, 3, 4, 2]), with(2, [(4, 4), (3, 3), (1, 1)], 0));
+        assert_eq!(after(&[1, 2, 3, 4, 5]), with(5, [(4, 4), (3, 3), (2, 2)], 1));
+        assert_eq!(after(&[1, 2, 3, 4, 5, 4]), with(4, [(5, 5), (3, 3), (2, 2)], 1));
+        assert_eq!(after(&[1, 2, 3, 4, 5, 6]), with(6, [(5, 5), (4, 4), (3, 3)], 2));
     }
 
     #[test]
     fn add_when_nothing_was_known_before_then_never_since_when() {
-        let of = |former: [(u64, u64); 3]| {
+        let with = |former: [(u64, u64); 3]| {
             let former = former.map(|(inode, until)| Former { inode, until_us: until * TICK_US });
-            Files { inode: 9, former, since_us: NOT_KNOWN_SINCE }
+            Files { inode: 9, former, since_us: NOT_KNOWN_SINCE, device: 0 }
         };
-        assert_eq!(after(&[0, 9]), of([(0, 0); 3]));
-        assert_eq!(after(&[0, 1, 9]), of([(1, 2), (0, 0), (0, 0)]));
-        assert_eq!(after(&[0, 1, 2, 3, 4, 9]), of([(4, 5), (3, 4), (2, 3)]));
+        assert_eq!(after(&[0, 9]), with([(0, 0); 3]));
+        assert_eq!(after(&[0, 1, 9]), with([(1, 2), (0, 0), (0, 0)]));
+        assert_eq!(after(&[0, 1, 2, 3, 4, 9]), with([(4, 5), (3, 4), (2, 3)]));
     }
 
     #[test]
     fn set_when_another_allocation_then_nothing_of_the_one_before() {
         let mut files = FilesBySlot::default();
-        files.set(0, Files::of(1));
-        files.add(0, 2, Now(1));
-        files.set(0, Files::of(3));
-        assert_eq!((files.get(0), files.changed.len()), (Files::of(3), 0));
+        files.set(0, of(1));
+        files.add(0, id(2), Now(1));
+        files.set(0, of(3));
+        assert_eq!((files.get(0), files.changed.len()), (of(3), 0));
         assert_eq!(files.get(9), Files::default());
     }
 
     #[test]
     fn add_when_between_two_ticks_then_never_known_for_longer_than_it_is() {
         let mut files = FilesBySlot::default();
-        files.set(0, Files::of(1));
+        files.set(0, of(1));
         for (inode, at) in (2..).zip([1, TICK_US + 1, 5 * TICK_US, 9 * TICK_US]) {
-            files.add(0, inode, Now(at));
+            files.add(0, id(inode), Now(at));
         }
         let Files { former, since_us, .. } = files.get(0);
         assert_eq!(since_us, TICK_US, "the first one was there until 1 us");
@@ -249,10 +280,14 @@ mod tests {
     #[test]
     fn set_when_an_inode_fits_no_word_then_it_is_known_all_the_same() {
         let mut files = FilesBySlot::default();
-        for inode in [HAS_CHANGED, HAS_CHANGED | 1, u64::MAX, 5] {
-            files.set(1, Files::of(inode));
-            assert_eq!((files.get(1), files.get(0)), (Files::of(inode), Files::default()));
+        for inode in [HAS_CHANGED, HAS_CHANGED | 1, 1 << INODE_BITS, u64::MAX, 5] {
+            for device in [1 << DEVICE_BITS, u64::MAX, 0, (1 << DEVICE_BITS) - 1] {
+                let one = Files::of(FileId { device, inode });
+                files.set(1, one);
+                assert_eq!((files.get(1), files.get(0)), (one, Files::default()));
+            }
         }
+        files.set(1, of(5));
         assert!(files.changed.is_empty());
     }
 }

@@ -11,7 +11,7 @@ use crate::fds::slow::{LaneNews, SlowLanes};
 use crate::fds::tombstones::Tombstones;
 use crate::kernel;
 use crate::limits::MESSAGES_IN_A_SOCKET;
-use fdbroker_core::{DomainKey, Ended, Lane, Now, Ticket};
+use fdbroker_core::{DomainKey, Ended, FileId, Lane, Now, Ticket};
 use fdbroker_protocol::{MAX_BATCH, MemoryKind, Status};
 use fdbroker_scm::ReceivedFds;
 use std::collections::{HashMap, VecDeque};
@@ -33,9 +33,11 @@ pub struct Retiring {
 /// An fd of the message at hand.
 struct Arrived {
     fd: OwnedFd,
-    /// 0 = not known.
-    inode: u64,
+    file: FileId,
 }
+
+/// Of an fd that nobody has looked at.
+const UNKNOWN: FileId = FileId { device: 0, inode: 0 };
 
 /// See the module. Memory: 13 bytes per slot up to the highest in use, files included.
 pub struct FdTable {
@@ -97,7 +99,7 @@ impl FdTable {
     pub fn begin_message(&mut self, received: &mut ReceivedFds, uid: u32) {
         debug_assert!(self.arrived.is_empty(), "the message before has ended");
         self.uid = uid;
-        self.arrived.extend(received.drain().map(|fd| Some(Arrived { fd, inode: 0 })));
+        self.arrived.extend(received.drain().map(|fd| Some(Arrived { fd, file: UNKNOWN })));
     }
 
     /// Fds of the message at hand.
@@ -110,11 +112,23 @@ impl FdTable {
         self.arrived.get(index)?.as_ref().map(|arrived| arrived.fd.as_fd())
     }
 
-    /// Remembers the inode of the fd at `index` of the message at hand.
-    pub fn note_inode(&mut self, index: usize, inode: u64) {
+    /// Remembers the file of the fd at `index` of the message at hand.
+    pub fn note_file(&mut self, index: usize, file: FileId) {
         if let Some(Some(arrived)) = self.arrived.get_mut(index) {
-            arrived.inode = inode;
+            arrived.file = file;
         }
+    }
+
+    /// The fd at `index` of the message at hand is the first of the allocation in `slot`, and is
+    /// not kept.
+    pub fn meet_arrived(&mut self, index: u16, slot: u32) {
+        let arrived = self.arrived.get(usize::from(index)).and_then(Option::as_ref);
+        self.files.set(slot, Files::of(arrived.map_or(UNKNOWN, |it| it.file)));
+    }
+
+    /// Whether this is another file than the last fd of `slot`, as far as that is known.
+    pub fn is_other(&self, slot: u32, file: FileId) -> bool {
+        self.files.get(slot).last().is_some_and(|last| last != file)
     }
 
     /// Makes the fd at `index` of the message at hand the fd of `slot`. `is_supply`: the owner of
@@ -128,11 +142,11 @@ impl FdTable {
         kind: Option<MemoryKind>,
         is_supply: bool,
     ) -> bool {
-        let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
+        let Some(Arrived { fd, file }) = self.take_arrived(index) else { return false };
         if is_supply {
-            self.files.add(slot, inode, self.now)
+            self.files.add(slot, file, self.now)
         } else {
-            self.files.set(slot, Files::of(inode))
+            self.files.set(slot, Files::of(file))
         }
         self.rounds.begin(self.now);
         let slot = self.reach(slot);
@@ -220,7 +234,7 @@ impl FdTable {
             return fd;
         }
         if let (0, Some(fd)) = (files.inode, &fd) {
-            files.inode = kernel::stat(fd.as_fd()).map_or(0, |stat| stat.inode);
+            files = kernel::stat(fd.as_fd()).map_or(files, |stat| Files::of(stat.id()));
         }
         if fd.is_some() {
             self.rounds.begin(self.now);

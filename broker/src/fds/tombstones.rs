@@ -255,6 +255,7 @@ impl Tombstones {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_core::FileId;
 
     const JOB: JobKey = JobKey(7);
 
@@ -272,7 +273,7 @@ mod tests {
     }
 
     fn file(number: u32) -> Files {
-        Files::of(u64::from(number) + 1)
+        of(u64::from(number) + 1)
     }
 
     fn add(tombstones: &mut Tombstones, number: u32, uid: u32) {
@@ -282,6 +283,10 @@ mod tests {
     fn slots_of(tombstones: &Tombstones, uid: u32) -> Vec<u32> {
         let all = tombstones.save().list;
         all.iter().filter(|it| it.uid == uid).map(|it| it.slot).collect()
+    }
+
+    fn of(inode: u64) -> Files {
+        Files::of(FileId { device: 0, inode })
     }
 
     #[test]
@@ -302,7 +307,7 @@ mod tests {
     #[test]
     fn add_when_the_owner_gave_several_files_then_one_of_each() {
         let mut tombstones = Tombstones::new();
-        let mut files = Files::of(30);
+        let mut files = of(30);
         (files.former[0].inode, files.former[1].inode) = (20, 10);
         tombstones.add(&ended(1, 1000), files, Now(0));
         let inodes: Vec<u64> = tombstones.save().list.iter().map(|it| it.inode).collect();
@@ -313,10 +318,10 @@ mod tests {
     fn add_when_the_inode_tells_nothing_then_only_if_leases_are_out() {
         let mut tombstones = Tombstones::new();
         let cuda = Ended { kind: MemoryKind::CudaVmm, ..ended(1, 1000) };
-        tombstones.add(&cuda, Files::of(7), Now(0));
-        tombstones.add(&ended(2, 1000), Files::of(0), Now(0));
+        tombstones.add(&cuda, of(7), Now(0));
+        tombstones.add(&ended(2, 1000), of(0), Now(0));
         assert_eq!(tombstones.counts(), (0, 0));
-        tombstones.add(&Ended { is_leased: true, ..cuda }, Files::of(7), Now(0));
+        tombstones.add(&Ended { is_leased: true, ..cuda }, of(7), Now(0));
         let list = tombstones.save().list;
         assert_eq!((list.len(), list[0].inode), (1, 0));
     }

@@ -8,7 +8,7 @@ use fdbroker_core::{
 };
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use fdbroker_protocol::message::{
-    self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
+    self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem, RefusedItem,
     RegisterReplyHead, RevokedItem,
 };
 use fdbroker_protocol::object::ObjectEventItem;
@@ -219,6 +219,20 @@ pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
             news.len()
         }
     };
+    writer.finish(count, 0)
+}
+
+/// A message for the event socket: fds of supplies that were refused, and why.
+pub fn write_refused(
+    writer: &mut Writer,
+    refused: impl Iterator<Item = (AllocationId, Status)>,
+) -> &[u8] {
+    let item = |(id, status): (AllocationId, Status)| RefusedItem {
+        slot: id.slot.into(),
+        generation: id.generation.into(),
+        status,
+    };
+    let count = list(writer, Kind::SupplyRefused, refused.map(item));
     writer.finish(count, 0)
 }
 

@@ -5,8 +5,8 @@ use crate::fds::classify::{Classifier, Unfit};
 use crate::fds::table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
-    Arrived, Body, ClientId, Core, Declared, Deposit, File, Input, Judged, Lane, LeaseId, Now,
-    Redeposit, RequestId, Supply, Wanted,
+    Arrived, Body, ClientId, Core, Declared, Deposit, File, FileId, Input, Judged, Lane, LeaseId,
+    Now, Redeposit, RequestId, Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::handle::HandlePrefix;
@@ -15,7 +15,9 @@ use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
     Resolve, SupplyItem, declare_flags, register_flags,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, Facts, FdType, Kind, NodeKey, Share, Status};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, FdType, Kind, MemoryKind, NodeKey, Share, Status,
+};
 use std::os::fd::BorrowedFd;
 
 /// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the
@@ -110,6 +112,23 @@ pub struct Context<'a> {
     /// The first fd whose type only its fdinfo tells. Until a lane has read that, nothing of the
     /// message counts.
     pub unread: Option<usize>,
+    /// Fds that came with supplies and are not what was asked for, and why: their owner is told.
+    pub refused: Vec<(AllocationId, Status)>,
+}
+
+impl Context<'_> {
+    /// Whether an fd that was found to be of this file is other memory than the handle of the
+    /// allocation in a slot names. Exporters make a new file for each export of device memory.
+    fn is_other(&self, slot: u32, facts: &Facts, file: Option<File>) -> bool {
+        facts.kind == MemoryKind::Memfd && file.is_some_and(|file| self.fds.is_other(slot, file.id))
+    }
+
+    /// The fd of a supply is not what was asked for.
+    fn refuse(&mut self, supply: &mut Supply, status: Status, fd: (u16, Lane)) {
+        supply.fd = Err(ErrorCode::UnsupportedFd);
+        supply.refused_fd = Some(fd);
+        self.refused.push((supply.id, status));
+    }
 }
 
 /// A message of the main socket, after hello.
@@ -329,6 +348,10 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
     // An fd that was recognised closes in its time even when the deposit is refused for something
     // else.
     let found = if is_broken { Err(ErrorCode::Protocol.into()) } else { found };
+    let found = found.and_then(|file| match context.core.named_by(context.client, &claimed) {
+        Some(slot) if context.is_other(slot, &claimed.facts, file) => Err(Status::OTHER_MEMORY),
+        _ => Ok(file),
+    });
     Arrived { judged: found.map(|file| Judged { claimed, file }), lane }
 }
 
@@ -354,15 +377,15 @@ pub(super) fn check_memory(
 fn look_at(
     context: &mut Context<'_>,
     index: usize,
-    check: impl FnOnce(&mut Classifier, BorrowedFd<'_>) -> Result<(u64, Option<File>), Unfit>,
+    check: impl FnOnce(&mut Classifier, BorrowedFd<'_>) -> Result<(FileId, Option<File>), Unfit>,
 ) -> (Result<Option<File>, Status>, Lane) {
     let unsupported = |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
     match check(context.classifier, fd) {
-        Ok((inode, file)) => {
-            context.fds.note_inode(index, inode);
+        Ok((id, file)) => {
+            context.fds.note_file(index, id);
             (Ok(file), Lane::Accepted)
         }
         Err(Unfit::Is(
@@ -403,11 +426,11 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     let allocation = context.core.allocation(id);
     let share = allocation.map_or(Share::Uid, |it| it.traits.share());
     match check_fd(context, usize::from(index), share, &facts) {
-        (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
-        (Err(_), lane) => {
-            supply.fd = Err(ErrorCode::UnsupportedFd);
-            supply.refused_fd = Some((index, lane));
+        (Ok(file), lane) if context.is_other(id.slot, &facts, file) => {
+            context.refuse(&mut supply, Status::OTHER_MEMORY, (index, lane));
         }
+        (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
+        (Err(status), lane) => context.refuse(&mut supply, status, (index, lane)),
     }
     supply
 }

@@ -10,7 +10,7 @@ use crate::node::records::Records;
 use crate::node::shared_map::{
     SharedMap, allocate, create_aside, create_whole, is_ours, open_own, remove,
 };
-use fdbroker_core::{Allocation, Core, FormerLife, FormerSlot, State};
+use fdbroker_core::{Allocation, Core, FileId, FormerLife, FormerSlot, State};
 use fdbroker_protocol::page::{
     FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC,
     PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset, page_bytes,
@@ -41,7 +41,7 @@ pub struct PageError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 48 bytes there"
+            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 60 bytes there"
         }
         _ => "check the owner and the modes of its directory",
     }
@@ -262,6 +262,18 @@ impl GenerationPage {
         }
         self.map.word(generation_offset(slot)).store(generation, Ordering::Release);
         true
+    }
+
+    /// Remembers the file of the fd of a slot's last allocation.
+    pub fn note_file(&self, slot: u32, file: Option<FileId>) {
+        if slot < self.slots {
+            self.records.note_file(slot, file);
+        }
+    }
+
+    /// The file that was remembered; `None`: not known.
+    pub fn file(&self, slot: u32) -> Option<FileId> {
+        (slot < self.slots).then(|| self.records.file(slot))?
     }
 
     /// Remembers that the owner of an ended allocation has been told of its drain.

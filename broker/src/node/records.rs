@@ -5,7 +5,7 @@
 
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
-use fdbroker_core::{DomainKey, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
+use fdbroker_core::{DomainKey, FileId, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,10 +15,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// First words of the file; another layout has another one.
-const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 2];
+const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 3];
 
 /// Bytes of a record, and of the head before the first one.
-const RECORD_BYTES: usize = 48;
+const RECORD_BYTES: usize = 60;
 
 /// The words of a record.
 mod word {
@@ -33,7 +33,14 @@ mod word {
     pub const POD: usize = 8;
     /// Written last: a byte each of what is below.
     pub const STANDING: usize = 7;
+    /// Two words, the low one first. 0 = not known.
+    pub const INODE: usize = 12;
+    /// Major number in the high 12 bits, as the kernel has it in 32.
+    pub const DEVICE: usize = 14;
 }
+
+/// Bits of a minor number, of a device in 32 bits (linux/kdev_t.h).
+const MINOR_BITS: u32 = 20;
 
 /// A live slot has no code.
 const NO_CODE: u8 = 0;
@@ -118,9 +125,8 @@ impl Records {
             return FormerLife::Ended(ended.unwrap_or(ErrorCode::Stale));
         };
         let (pid, started) = (load(word::PID), load(word::STARTED));
-        let long = |at: usize| u64::from(load(at)) | u64::from(load(at + 1)) << 32;
-        let random = long(word::RANDOM);
-        let pod = PodKey([long(word::POD), long(word::POD + 2)]);
+        let random = self.long(slot, word::RANDOM);
+        let pod = PodKey([self.long(slot, word::POD), self.long(slot, word::POD + 2)]);
         let record = Record {
             domain: DomainKey { listener: listener.into(), uid: load(word::UID), pod },
             gid: load(word::GID),
@@ -153,17 +159,15 @@ impl Records {
     pub fn live(&self, id: AllocationId, record: &Record) {
         let store = |at: usize, value: u32| self.word(id.slot, at).store(value, Ordering::Relaxed);
         let Record { domain, gid, share, recallable, owner } = *record;
+        self.begin(id);
         store(word::UID, domain.uid);
         store(word::GID, gid);
         store(word::PID, owner.pid);
         store(word::STARTED, owner.started);
-        let long = |at: usize, value: u64| {
-            store(at, (value & 0xffff_ffff) as u32);
-            store(at + 1, (value >> 32) as u32);
-        };
-        long(word::RANDOM, owner.random);
+        self.set_long(id.slot, word::RANDOM, owner.random);
         let PodKey(halves) = domain.pod;
-        [word::POD, word::POD + 2].into_iter().zip(halves).for_each(|(at, half)| long(at, half));
+        let halves = [word::POD, word::POD + 2].into_iter().zip(halves);
+        halves.for_each(|(at, half)| self.set_long(id.slot, at, half));
         store(word::GENERATION, id.generation);
         let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);
         let flags = if recallable { RECALLABLE } else { 0 };
@@ -177,9 +181,45 @@ impl Records {
         let was_leased = before == NO_CODE || flags & LEASED != 0;
         let is_known = self.last(id.slot) == id && was_leased;
         let flags = flags & !LEASED | if leased && is_known { LEASED } else { 0 };
+        self.begin(id);
         // Before the generation: a new one must never be live by the word of an older one.
         self.stand(id.slot, [listener, share, flags, code as u8]);
         self.word(id.slot, word::GENERATION).store(id.generation, Ordering::Release);
+    }
+
+    /// The file that the fd of the last allocation of a slot is, or was; `None`: not known.
+    pub fn file(&self, slot: u32) -> Option<FileId> {
+        let inode = self.long(slot, word::INODE);
+        let device = u64::from(self.word(slot, word::DEVICE).load(Ordering::Relaxed));
+        let device = device >> MINOR_BITS << 32 | device & ((1 << MINOR_BITS) - 1);
+        (inode != 0).then_some(FileId { device, inode })
+    }
+
+    /// The fd of the last allocation of a slot is of this file.
+    pub fn note_file(&self, slot: u32, file: Option<FileId>) {
+        let FileId { device, inode } = file.unwrap_or(FileId { device: 0, inode: 0 });
+        let device = (device >> 32 << MINOR_BITS | device & 0xffff_ffff) as u32;
+        self.word(slot, word::DEVICE).store(device, Ordering::Relaxed);
+        self.set_long(slot, word::INODE, inode);
+    }
+
+    /// What was there before is not of this allocation.
+    fn begin(&self, id: AllocationId) {
+        if self.last(id.slot) != id {
+            self.note_file(id.slot, None);
+        }
+    }
+
+    fn long(&self, slot: u32, at: usize) -> u64 {
+        let half = |at| u64::from(self.word(slot, at).load(Ordering::Relaxed));
+        half(at) | half(at + 1) << 32
+    }
+
+    fn set_long(&self, slot: u32, at: usize, value: u64) {
+        let halves = [value & 0xffff_ffff, value >> 32];
+        for (at, half) in (at..).zip(halves) {
+            self.word(slot, at).store(half as u32, Ordering::Relaxed);
+        }
     }
 
     fn standing(&self, slot: u32) -> [u8; 4] {
@@ -237,6 +277,8 @@ mod tests {
         records.live(id(1, 3), &ours);
         records.live(id(2, 4), &dead);
         records.live(id(3, 5), &record(0, 0));
+        let file = FileId { device: 7 << 32 | 0xf_fffe, inode: u64::MAX - 5 };
+        [1, 2, 4, 6, 7].into_iter().for_each(|slot| records.note_file(slot, Some(file)));
         records.live(id(4, 6), &ours);
         records.end(id(4, 6), ErrorCode::OwnerGone, false);
         records.live(id(5, 9), &ours);
@@ -264,6 +306,8 @@ mod tests {
             FormerSlot { id: id(7, 6), life: FormerLife::Ended(ErrorCode::Stale) },
         ];
         assert_eq!(records.former(8), all, "and nothing above the highest generation");
+        let files: Vec<_> = (0..8).filter(|slot| records.file(*slot) == Some(file)).collect();
+        assert_eq!(files, [1, 2, 6], "and none of one before in its slot");
         let larger = Records::create(&path, 9, Some(&records)).unwrap();
         assert_eq!(larger.former(8), all);
         let smaller = Records::open(&path, 3).unwrap().unwrap();
@@ -276,7 +320,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(RECORDS_NAME);
         assert!(Records::open(&path, 8).unwrap().is_none());
-        for length in [0, 47, 48, 96] {
+        for length in [0, RECORD_BYTES - 1, RECORD_BYTES, 2 * RECORD_BYTES] {
             std::fs::write(&path, vec![0; length]).unwrap();
             assert!(Records::open(&path, 8).unwrap().is_none(), "{length}");
         }

@@ -82,6 +82,11 @@ pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
 /// void: register again and pass on the new handle.
 pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
+/// The broker has refused the fd that answered a recall; code says why. FDBROKER_UNSUPPORTED_FD: it
+/// cannot be shared, or is a memfd other than the one that the handle names. The allocation stays as
+/// it was, and its holders keep what they have.
+pub const FDBROKER_NOTICE_SUPPLY_REFUSED: u32 = 8;
+
 /// A notice from the broker. Fields that its kind does not have are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +95,8 @@ pub struct fdbroker_notice_t {
     pub struct_size: u64,
     /// FDBROKER_NOTICE_*; ignore kinds that you do not know.
     pub kind: u32,
-    /// Why: of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST.
+    /// Why: of FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST and
+    /// FDBROKER_NOTICE_SUPPLY_REFUSED.
     pub code: fdbroker_code_t,
     /// With generation: the allocation, as in fdbroker_handle_info_t.
     pub slot: u32,
@@ -235,6 +241,10 @@ pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker
                 ..about(FDBROKER_NOTICE_REGISTRATION_LOST, id)
             });
         }
+        Notice::SupplyRefused { id, error } => tell(fdbroker_notice_t {
+            code: fdbroker_code_t::from(error.code as u16),
+            ..about(FDBROKER_NOTICE_SUPPLY_REFUSED, id)
+        }),
         Notice::Disconnected => {
             leases.disconnected();
             tell(of(FDBROKER_NOTICE_DISCONNECTED));

@@ -130,6 +130,8 @@ wire_enum! {
         GrowableMemfd = 13, "memfd without F_SEAL_GROW, shared beyond its uid";
         /// A memfd for objects that has F_SEAL_SEAL, but not all that a seal of its group needs.
         FinalMemfd = 14, "memfd that can be sealed no further (F_SEAL_SEAL)";
+        /// Another memfd than the one that the handle has named from the beginning.
+        OtherMemory = 15, "memfd other than the one that the handle names; unregister it, and register the new memory";
     }
 }
 
@@ -190,6 +192,13 @@ impl Status {
 
     /// The allocation has ended, and nobody has a lease of it.
     pub const DRAINED: Status = Status { value: U64::new(1), ..Self::OK };
+
+    /// `UNSUPPORTED_FD`: the handle names another memfd.
+    pub const OTHER_MEMORY: Status = Status {
+        code: U16::new(ErrorCode::UnsupportedFd as u16),
+        value: U64::new(FdType::OtherMemory as u64),
+        ..Self::OK
+    };
 
     /// `NOT_PERMITTED` at connect: the listener serves pods, and the process is in none that the
     /// broker can tell.

@@ -6,8 +6,8 @@ use crate::error::Status;
 use crate::handle::{Handle, HandlePrefix};
 use crate::message::{
     AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
-    HelloReply, Join, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, Resolve, RevokedItem, SupplyItem,
+    HelloReply, Join, LeaseItem, RecallItem, RedepositItem, RefusedItem, RegisterHead,
+    RegisterItem, RegisterReplyHead, Registered, Resolve, RevokedItem, SupplyItem,
 };
 use crate::object::{
     ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectEventItem, ObjectGetHead,
@@ -37,6 +37,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("DeclareItem", size_of::<DeclareItem>()),
     ("RecallItem", size_of::<RecallItem>()),
     ("SupplyItem", size_of::<SupplyItem>()),
+    ("RefusedItem", size_of::<RefusedItem>()),
     ("RevokedItem", size_of::<RevokedItem>()),
     ("DrainedItem", size_of::<DrainedItem>()),
     ("GoingAway", size_of::<GoingAway>()),

@@ -83,6 +83,8 @@ wire_enum! {
         Drained = 0x44, "drained";
         /// Broker, event socket: [`GoingAway`].
         GoingAway = 0x45, "going away";
+        /// Broker, event socket: [`RefusedItem`]s, fds of supplies that are not what was asked for.
+        SupplyRefused = 0x46, "supply refused";
         /// Client: begins a group of objects. [`crate::object::ObjectCreateHead`],
         /// [`crate::object::ObjectItem`]s, 1 fd.
         ObjectCreate = 0x50, "object create";
@@ -514,6 +516,19 @@ pub struct SupplyItem {
     /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any
     /// other error code = not now.
     pub code: U16,
+}
+
+/// An fd of a supply that is not what was asked for, 24 bytes. The allocation stays as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct RefusedItem {
+    /// Slot, as in the supply.
+    pub slot: U32,
+    /// Generation, as in the supply.
+    pub generation: U32,
+    /// Why.
+    pub status: Status,
 }
 
 /// A lease whose allocation has ended, 24 bytes.

@@ -10,6 +10,7 @@ use crate::books::one_way::OwnerKey;
 use crate::books::page::Standing;
 use crate::books::roles::Served;
 use crate::deadline::Deadline;
+use crate::error::Error;
 use crate::limits::{
     CONNECT_TIMEOUT, EVENTS_PER_TURN, HANG_UP_PAUSE, IDLE, LIVENESS_CONFIRM, LIVENESS_LOOK,
     RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE,
@@ -21,7 +22,9 @@ use crate::wire::connection::{Connection, UnseenPage};
 use crate::wire::handshake::{Caller, Greeted, Greeting, place_of};
 use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
-use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
+use fdbroker_protocol::message::{
+    DrainedItem, GoingAway, LeaseItem, RecallItem, RefusedItem, RevokedItem,
+};
 use fdbroker_protocol::object::{ObjectEvent, ObjectEventItem};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Facts, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
@@ -412,6 +415,14 @@ impl Server {
             Kind::GoingAway => {
                 let reason = message.body_as::<GoingAway>()?.reason.get();
                 tell(session, Notice::GoingAway { reason });
+            }
+            Kind::SupplyRefused => {
+                for item in message.items::<RefusedItem>()? {
+                    let id = allocation(item.slot.get(), item.generation.get());
+                    let error = Error::from_status(item.status, format!("supply {id}"));
+                    log::error!("{error}");
+                    tell(session, Notice::SupplyRefused { id, error });
+                }
             }
             Kind::ObjectEvents => tell_watches(connection, &message)?,
             kind => return Err(DecodeError::Unexpected(kind)),

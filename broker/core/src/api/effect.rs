@@ -82,6 +82,9 @@ pub struct Acted {
 pub enum Effect {
     /// The fd at `index` of the message just handed in becomes the fd of `slot`.
     StoreArrived { index: u16, slot: u32 },
+    /// The fd at `index` of the message just handed in is the first one of the allocation in
+    /// `slot`, and is not kept. Before its [`Effect::CloseArrived`].
+    MeetArrived { index: u16, slot: u32 },
     /// The fd at `index` of the message just handed in goes to a closer.
     CloseArrived { index: u16, ticket: Ticket, lane: Lane },
     /// The fd of `slot`, charged to `uid`, goes to the closer of accepted fds.

@@ -1,13 +1,13 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{Arrived, Asker, Deposit, Effect, Judged, Lane, NONE, Now, Registered};
+use crate::api::{Arrived, Asker, ClientId, Deposit, Effect, Judged, Lane, NONE, Now, Registered};
 use crate::books::{Allocation, Blocked, Charge, Client, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::moves::charging::places;
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind, Resource, Status};
 
 /// The id of no allocation.
 pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
@@ -40,11 +40,17 @@ impl Core {
         let has_places = self.give_places(client.0, deposits.len() as u64);
         for (index, deposit) in (0..).zip(deposits) {
             let judged = if has_places { deposit.judged } else { Err(ErrorCode::Again.into()) };
+            let earlier = &step.fx.registered[begin..];
+            let judged = judged.and_then(|it| self.same_file(client.0, it, deposits, earlier));
             let done = judged.and_then(|judged| self.deposit(client.0, &judged, step));
             match done {
                 Ok((id, true)) => {
                     step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
                     self.books.keep_stored(id.slot, step);
+                }
+                Ok((AllocationId { slot, .. }, false)) if self.is_new(slot) => {
+                    step.fx.list.push(Effect::MeetArrived { index, slot });
+                    self.books.close_arrived(client.0, index, deposit.lane, step);
                 }
                 _ if has_places => self.books.close_arrived(client.0, index, deposit.lane, step),
                 _ => self.books.close_unreserved(client, (index, deposit.lane), step),
@@ -133,8 +139,41 @@ impl Core {
         self.new_allocation(owner, deposit, step)
     }
 
+    /// Whether nothing has come of it since it was registered.
+    fn is_new(&self, slot: u32) -> bool {
+        let allocation = &self.books.allocations[slot];
+        allocation.registrations == 1 && allocation.state == State::Evicted
+    }
+
+    /// The deposit, unless it names an allocation again and is other memory. The file of one that
+    /// is evicted the daemon compares ([`Core::named_by`]), but for what this message has brought.
+    fn same_file(
+        &self,
+        owner: u32,
+        deposit: Judged,
+        all: &[Arrived],
+        earlier: &[Registered],
+    ) -> Result<Judged, Status> {
+        let is_memfd = deposit.facts.kind == MemoryKind::Memfd;
+        let (Some(file), true) = (deposit.file, is_memfd) else { return Ok(deposit) };
+        let Some(slot) = self.same(owner, &deposit) else { return Ok(deposit) };
+        let brought = || {
+            let first = earlier.iter().find(|it| it.status.is_ok() && it.id.slot == slot)?;
+            all[usize::from(first.index)].judged.ok()?.file
+        };
+        match self.books.file_of(slot).or_else(brought) {
+            Some(known) if known.id != file.id => Err(Status::OTHER_MEMORY),
+            _ => Ok(deposit),
+        }
+    }
+
+    /// The live allocation of a client that this deposit would name again.
+    pub fn named_by(&self, client: ClientId, deposit: &Deposit) -> Option<u32> {
+        self.same(client.0, deposit)
+    }
+
     /// The live allocation that this deposit names again.
-    fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
+    fn same(&self, owner: u32, deposit: &Deposit) -> Option<u32> {
         let Facts { device, size_bytes, owner_allocation_id, .. } = deposit.facts;
         let key = (device, deposit.base);
         let slot = self.books.allocations.at(owner, key)?;

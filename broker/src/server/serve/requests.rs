@@ -15,7 +15,7 @@ use crate::server::settle::ending::is_read;
 use fdbroker_core::{ClientId, Input, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
-use fdbroker_protocol::{ErrorCode, Kind};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, LogTopic, MAX_BATCH, Status};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -277,6 +277,7 @@ impl Server {
             fds: &mut self.fds,
             classifier: &mut self.classifier,
             unread: None,
+            refused: Vec::new(),
         };
         let (scratch, context) = (&mut self.scratch, &mut context);
         let asked = match channel {
@@ -287,6 +288,7 @@ impl Server {
             Channel::Main => requests::decode_request(message, scratch, context).map(Asked::Plain),
         };
         let unread = context.unread.filter(|_| !has_looked);
+        let refused = std::mem::take(&mut context.refused);
         if unread.is_some_and(|index| self.fds.suspend(index)) {
             self.suspend(client, channel, message.id, bytes);
             return Ok(());
@@ -300,9 +302,30 @@ impl Server {
                 let most = self.settings.core.max_parked_per_client as usize;
                 self.waits.park(&mut self.connections, most);
                 self.refuse_rest(client);
+                self.tell_refused(client, refused);
             }
         }
         Ok(())
+    }
+
+    /// Fds that an owner has supplied are not what was asked for: it hears why. Of those beyond
+    /// what one message tells, the log alone does.
+    fn tell_refused(&mut self, client: ClientId, refused: Vec<(AllocationId, Status)>) {
+        let connection = self.connections.get_mut(index(client));
+        let Some(connection) = connection.filter(|_| !refused.is_empty()) else { return };
+        for (id, status) in refused {
+            let AllocationId { slot, generation } = id;
+            let (pid, uid) = (connection.pid, connection.domain.uid);
+            if self.journal.allows(LogTopic::BadInput, uid, self.now) {
+                log::warn!(
+                    "pid {pid} (uid {uid}) answers a recall of allocation {slot}.{generation} with another fd: {status}"
+                );
+            }
+            if connection.refused.len() < MAX_BATCH {
+                connection.refused.push((id, status));
+            }
+        }
+        self.connections.note_events(client);
     }
 
     /// The fd that the message of `uid` waited for has been looked at.

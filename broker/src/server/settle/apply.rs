@@ -71,6 +71,11 @@ impl Server {
                 let kind = facts.map(|facts| facts.kind);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
+                self.note_file(*slot);
+            }
+            Effect::MeetArrived { index, slot } => {
+                self.fds.meet_arrived(*index, *slot);
+                self.note_file(*slot);
             }
             Effect::CloseArrived { index, ticket, lane } => {
                 let is_done = self.fds.close_arrived(*index, *ticket, *lane);
@@ -133,6 +138,11 @@ impl Server {
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }
+    }
+
+    /// The next broker is to know the file of a slot's fd, too.
+    fn note_file(&self, slot: u32) {
+        self.node.page().note_file(slot, self.fds.files(slot).last());
     }
 
     /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.

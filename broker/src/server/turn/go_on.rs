@@ -7,6 +7,7 @@ use crate::clients::connections::Connections;
 use crate::clients::handshakes::Handshake;
 use crate::clients::lobby::Caller;
 use crate::clients::metrics::Metrics;
+use crate::fds::files::Files;
 use crate::fds::jobs::Report;
 use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
@@ -129,6 +130,17 @@ impl Server {
         self.in_flight = Server::new_in_flight(&self.settings);
         self.ahead = Server::new_ahead(&self.settings);
         self.fds.flush();
+    }
+
+    /// What the records of a former broker say of the files of allocations is known from now on.
+    pub(crate) fn know_former(&mut self) {
+        for view in self.core.allocations(0..u32::MAX) {
+            let slot = view.id.slot;
+            let file = self.node.page().file(slot).filter(|_| self.fds.files(slot).inode == 0);
+            if let Some(file) = file {
+                self.fds.put(slot, view.record.traits.kind(), Files::of(file), None);
+            }
+        }
     }
 
     /// Brings the crash store and the core together. After a crash the core has what was live of

@@ -128,15 +128,20 @@ impl Server {
             if connection.pending_event.is_some() || self.calls.debts.is_away(user) {
                 return;
             }
-            let Some(events) = self.core.take_events(client) else {
-                connection.has_events = false;
-                return;
+            let bytes = if connection.refused.is_empty() {
+                let Some(events) = self.core.take_events(client) else {
+                    connection.has_events = false;
+                    return;
+                };
+                if let Events::Drained(items) = &events {
+                    // The next broker is to know that nobody has a lease of them.
+                    let page = self.node.page();
+                    items.iter().for_each(|item| page.note_drained(item.id, &self.core));
+                }
+                replies::write_events(&mut self.writer, &events)
+            } else {
+                replies::write_refused(&mut self.writer, connection.refused.drain(..))
             };
-            if let Events::Drained(items) = &events {
-                // The next broker is to know that nobody has a lease of them.
-                items.iter().for_each(|item| self.node.page().note_drained(item.id, &self.core));
-            }
-            let bytes = replies::write_events(&mut self.writer, &events);
             match self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
                 Ok(()) => {}
                 Err(SendError::WouldBlock) => {

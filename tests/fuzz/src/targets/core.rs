@@ -444,6 +444,9 @@ impl World {
                     assert!(arrived.remove(&usize::from(*index)), "fd {index} is not there");
                     assert!(self.held.insert(*slot), "slot {slot} has an fd");
                 }
+                Effect::MeetArrived { index, .. } => {
+                    assert!(arrived.contains(&usize::from(*index)), "fd {index} is not there");
+                }
                 Effect::CloseArrived { index, ticket, .. } => {
                     assert!(arrived.remove(&usize::from(*index)), "fd {index} is not there");
                     assert!(self.tickets.insert(*ticket), "{ticket:?} twice");
