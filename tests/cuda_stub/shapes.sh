@@ -11,7 +11,7 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes ends entry pressure outages devices; do
+for name in by_value by_message lifetimes ends entry reopen pressure outages devices; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
@@ -40,7 +40,7 @@ evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_
   mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on
   exports_when_a_row_ends_leave_nothing_behind exports_when_what_comes_next_was_replaced_are_what_is_there_now
   exports_when_threads_go_through_rows_of_their_own_are_right)
-for name in by_value by_message lifetimes ends entry; do program direct "$work/$name"; done
+for name in by_value by_message lifetimes ends entry reopen; do program direct "$work/$name"; done
 program "direct, linked" "$work/entry_linked"
 program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"
 # What the stand-in says of several GPUs. It has to be right before a test of the library's can rely on it.
@@ -85,13 +85,13 @@ layered() {
 }
 # A number of the program's broker.
 cat > "$work/ledger.sh" <<LEDGER
-LD_PRELOAD= "$fdbroker" status --json | sed -n "s/.*\"\$1\":{\"now\":\([0-9]*\).*/\1/p"
+LD_PRELOAD= "$fdbroker" status --json | sed -nE "s/.*\"\$1\":(\{\"now\":)?([0-9]+).*/\2/p"
 LEDGER
 export LEDGER="sh $work/ledger.sh"
 # The broker's summary of the last program says that fds were taken from the broker and exported again.
 recalled() { grep -Eq 'asked for again (once|[1-9])' "$work/shape.err"; }
 
-for name in by_value by_message lifetimes ends entry; do layered layer -- "$work/$name"; done
+for name in by_value by_message lifetimes ends entry reopen; do layered layer -- "$work/$name"; done
 layered "layer, linked" -- "$work/entry_linked"
 layered "layer, Python" -- python3 "$here/program.py"
 layered "layer, beside the library" -- "$work/beside"
@@ -103,6 +103,8 @@ EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" layered "layer, linked, 
 layered "layer, few fds" --max-fds 24 -- "$work/by_value"
 check "layer, few fds: there were recalls" recalled
 layered "layer, few fds" --max-fds 24 -- "$work/by_message"
+layered "layer, few fds" --max-fds 24 -- "$work/reopen" memory_when_opened_again_and_freed_is_the_owners_at_once \
+  consumer_when_stopped_keeps_little_of_what_is_freed fds_when_kept_are_neither_the_programs_nor_a_childs
 layered "layer, few fds" --max-fds 24 -- "$work/pressure" "$storm" "$children"
 check "layer, few fds, threads: there were recalls" recalled
 layered layer -- "$work/pressure" "$lowered"

@@ -1,7 +1,7 @@
 //! Fds that are fetched ahead, between the real library and the real daemon.
 
 use crate::comeback;
-use crate::support::broker::Broker;
+use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::{Owner, notices};
 use crate::support::wait::{eventually, patience};
@@ -125,4 +125,18 @@ fn take_ahead_when_the_broker_was_replaced_then_there_and_when_it_was_killed_the
     let grant = consumer.acquire(&owner.handle(1), patience()).expect("recalled");
     assert_bytes(grant, 1);
     assert_bytes(taken(&consumer, owner.handle(1)), 1);
+}
+
+#[test]
+fn grant_when_alone_then_says_how_many_leases_may_be_kept_a_quarter_of_the_free_room() {
+    let broker = Setup::new().config("[caps.client]\nopen_leases = 9").start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let consumer = broker.client("consumer");
+    let grants: Vec<_> = owner
+        .handles()
+        .iter()
+        .map(|handle| consumer.acquire(handle, patience()).expect("granted"))
+        .collect();
+    let rooms: Vec<u64> = grants.iter().map(|grant| grant.lease.room()).collect();
+    assert_eq!(rooms, [2, 1, 1, 1]);
 }

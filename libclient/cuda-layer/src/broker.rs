@@ -5,8 +5,8 @@ use crate::memory;
 use crate::result::{CuResult, OUT_OF_MEMORY};
 use crate::say::{News, once};
 use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
-use fdbroker_layer::{Connected, Connection, SharedLease, State};
-use fdbroker_virtual_fds::{Granted, Source, VirtualFd};
+use fdbroker_layer::{Connected, Connection, Fetched, State};
+use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 
 static CONNECTION: Connection<Cuda> = Connection::new();
@@ -91,12 +91,10 @@ pub fn say_absent(error: &Error) {
     CONNECTION.say_absent(error);
 }
 
-/// An fd for a virtual fd, and its lease once more, for the import. Waits for a recall.
+/// An fd for a virtual fd. Waits for a recall.
 ///
 /// # Errors
-/// Those of [`Source::grant`].
-pub fn grant(number: VirtualFd) -> Result<(Granted, SharedLease), Errno> {
-    let granted = CONNECTION.grant(number)?;
-    let lease = fdbroker_layer::shared(&granted.lease).ok_or(Errno::EBADF)?;
-    Ok((granted, lease))
+/// Those of [`Source::grant`](fdbroker_virtual_fds::Source::grant).
+pub fn fetch(number: VirtualFd) -> Result<Fetched, Errno> {
+    CONNECTION.fetch(number)
 }

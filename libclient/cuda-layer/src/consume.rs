@@ -42,15 +42,15 @@ unsafe fn import_number(
     shareable: *mut c_void,
     number: VirtualFd,
 ) -> CuResult {
-    match broker::grant(number) {
-        Ok((granted, lease)) => {
+    match broker::fetch(number) {
+        Ok(fetched) => {
             let real =
-                std::ptr::without_provenance_mut(granted.fd.as_raw_fd().unsigned_abs() as usize);
+                std::ptr::without_provenance_mut(fetched.fd.as_raw_fd().unsigned_abs() as usize);
+            let lease = Some(fetched.lease());
             // SAFETY: the caller's promise; the fd stays ours.
-            let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, Some(lease)) };
-            // The fd first, then its hold of the lease: what is imported counts as mapped from then
-            // on.
-            drop(granted);
+            let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, lease) };
+            // What is imported counts as mapped once the fd is closed.
+            fetched.close();
             code
         }
         // Nobody has it: the driver's own answer for an fd that is not open.

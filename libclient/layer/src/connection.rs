@@ -2,6 +2,8 @@
 //! wait, nor look for an absent broker again for each handle.
 
 use crate::away::Away;
+use crate::drains::Drains;
+use crate::kept::Kept;
 use crate::limits::CONNECT_PAUSE_S;
 use crate::neighbours::Neighbours;
 use fdbroker_client::{
@@ -57,6 +59,8 @@ pub struct Connected<S> {
     /// What the layer keeps.
     pub state: S,
     pub(crate) neighbours: Neighbours,
+    pub(crate) kept: Kept,
+    pub(crate) drains: Drains,
 }
 
 /// The place of a process's connection.
@@ -144,11 +148,7 @@ impl<S: State> Connection<S> {
             let connected = S::connection().known().ok_or(ErrorCode::Again)?;
             connected.state.recall(recall)
         };
-        let notice = |notice: Notice| {
-            if matches!(notice, Notice::Reconnected { .. }) {
-                S::connection().away.end();
-            }
-        };
+        let notice = |notice| S::connection().notice(&notice);
         let builder = Client::builder().on_recall(Box::new(recall)).on_notice(Box::new(notice));
         match builder.connect() {
             Ok(client) => {
@@ -169,6 +169,17 @@ impl<S: State> Connection<S> {
         }
     }
 
+    fn notice(&self, notice: &Notice) {
+        let Some(connected) = self.known() else { return };
+        match notice {
+            Notice::Revoked { id, .. } => connected.kept.end(*id),
+            Notice::Reclaim { .. } | Notice::Disconnected => connected.kept.press(),
+            Notice::Drained { .. } => connected.drains.note(),
+            Notice::Reconnected { .. } => self.away.end(),
+            _ => {}
+        }
+    }
+
     /// Makes this the process's connection, unless another thread was faster; answers the one in
     /// force.
     fn install(&'static self, client: Client) -> &'static Connected<S> {
@@ -182,6 +193,8 @@ impl<S: State> Connection<S> {
             exports,
             state: S::default(),
             neighbours: Neighbours::default(),
+            kept: Kept::default(),
+            drains: Drains::default(),
         }));
         match self.current.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {

@@ -2,34 +2,36 @@
 //! ever, nor with a lock held.
 
 use crate::connection::{Connected, Connection, State, is_absent};
-use crate::lease::OpenFd;
+use crate::kept::{self, Hidden};
+use crate::lease::{Fetched, OpenFd};
 use crate::patience::patiently;
-use fdbroker_client::{Error, ErrorCode, Grant, own_fds};
-use fdbroker_virtual_fds::{Granted, OWN_FDS_MOST, Source, VirtualFd};
+use fdbroker_client::{Deadline, Error, ErrorCode, Grant, Handle, own_fds};
+use fdbroker_virtual_fds::{Granted, Lease, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::time::Duration;
 
 impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
-        if self.has_ended() {
-            return Err(Errno::EBADF);
+        S::connection().fetch(number).map(Fetched::granted)
+    }
+
+    fn hide(&self, fd: RawFd, lease: &Lease) -> Option<RawFd> {
+        lease.downcast_ref::<OpenFd>().and_then(|open| open.file).and_then(|_| kept::hide(fd))
+    }
+
+    fn ended(&self, lease: Lease, hidden: Option<RawFd>) {
+        let Ok(open) = lease.downcast::<OpenFd>() else { return };
+        // The fd goes before its lease.
+        let Some(hidden) = hidden.map(|fd| Hidden::new(fd, open.file)) else { return };
+        if let Some(connected) = self.known().filter(|_| !self.has_ended()) {
+            connected.kept.put(hidden, open);
         }
-        // A broker that is away may know the number: EBADF would say that the memory has ended.
-        let unknown = || if self.is_expected() { Errno::EAGAIN } else { Errno::EBADF };
-        let connected = S::connection().awaited().ok_or_else(unknown)?;
-        match acquire(connected, number) {
-            Ok(Grant { fd, lease, info }) => {
-                Ok(Granted { fd, lease: Arc::new(OpenFd::new(lease, info)) })
-            }
-            Err(error) => {
-                if is_absent(&error) {
-                    self.say_absent(&error);
-                }
-                Err(errno_of(&error))
-            }
-        }
+    }
+
+    fn tend(&self) -> Option<Duration> {
+        self.known()?.kept.tend()
     }
 
     fn end(&self, number: VirtualFd) -> Result<(), Errno> {
@@ -47,11 +49,12 @@ impl<S: State> Source for Connection<S> {
     }
 
     fn is_own(&self, fd: RawFd) -> bool {
-        own_fds::is_own(fd)
+        own_fds::is_own(fd) || kept::is_hidden(fd)
     }
 
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize {
-        own_fds::list(fds)
+        let count = own_fds::list(fds);
+        count + kept::list(&mut fds[count..])
     }
 
     fn has_used_driver(&self) -> bool {
@@ -61,8 +64,69 @@ impl<S: State> Source for Connection<S> {
     }
 }
 
-fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Grant, Error> {
-    patiently::<S, _>(|deadline| connected.neighbours.acquire(&connected.client, number, deadline))
+impl<S: State> Connection<S> {
+    /// The fd behind a number. Waits for a recall.
+    ///
+    /// # Errors
+    /// Those of [`Source::grant`].
+    pub fn fetch(&'static self, number: VirtualFd) -> Result<Fetched, Errno> {
+        if self.has_ended() {
+            return Err(Errno::EBADF);
+        }
+        // A broker that is away may know the number: EBADF would say that the memory has ended.
+        let unknown = || if self.is_expected() { Errno::EAGAIN } else { Errno::EBADF };
+        let connected = self.awaited().ok_or_else(unknown)?;
+        patiently::<S, _>(|deadline| connected.acquire_number(number, deadline)).map_err(|error| {
+            if is_absent(&error) {
+                self.say_absent(&error);
+            }
+            errno_of(&error)
+        })
+    }
+}
+
+impl<S> Connected<S> {
+    /// One try for the fd behind a number.
+    ///
+    /// # Errors
+    /// Those of [`Client::acquire_virtual`](fdbroker_client::Client::acquire_virtual).
+    pub fn acquire_number(&self, number: VirtualFd, deadline: Deadline) -> Result<Fetched, Error> {
+        let is_it = |handle: &Handle| handle.virtual_fd() == Some(number);
+        let is_here = |handle: &Handle| self.kept.has(handle);
+        let acquire = || self.neighbours.acquire(&self.client, number, deadline, is_here);
+        self.acquire_by(is_it, acquire)
+    }
+
+    /// One try for the fd of a handle.
+    ///
+    /// # Errors
+    /// Those of [`Client::acquire`](fdbroker_client::Client::acquire).
+    pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Fetched, Error> {
+        let is_it = |other: &Handle| other.prefix == handle.prefix;
+        let acquire = || self.client.acquire(handle, deadline).map(|grant| (*handle, grant));
+        self.acquire_by(is_it, acquire)
+    }
+
+    fn acquire_by(
+        &self,
+        is_it: impl Fn(&Handle) -> bool,
+        acquire: impl FnOnce() -> Result<(Handle, Grant), Error>,
+    ) -> Result<Fetched, Error> {
+        // What the program has closed just now may be what it wants.
+        fdbroker_virtual_fds::end_leases();
+        if let Some((fd, open)) = self.kept.take(|open| is_it(&open.handle)) {
+            return Ok(Fetched { fd, open });
+        }
+        let granted = acquire().inspect_err(|error| {
+            if error.code == ErrorCode::NoQuota {
+                self.kept.press();
+            }
+        });
+        granted.map(|(handle, grant)| {
+            let is_again = self.kept.is_again(handle.id());
+            Fetched::new(handle, grant, is_again)
+        })
+    }
 }
 
 fn errno_of(error: &Error) -> Errno {

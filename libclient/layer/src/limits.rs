@@ -30,6 +30,34 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// first may only be late.
 pub(crate) const MISSES_AHEAD: usize = 2;
 
+/// How long an fd that the program has closed is kept, with its lease, to be fetched again: a worker
+/// that opens a segment for each batch does so within milliseconds, and the memory's owner should
+/// not notice.
+pub(crate) const KEPT_TIME: Duration = Duration::from_millis(20);
+
+/// The most fds that are kept, and the most memory that they keep from the device, in bytes: a
+/// process that is stopped meanwhile does not give them back. A loader's worker has a dozen
+/// segments. Of the broker's free room a quarter at most: it says how much.
+pub(crate) const KEPT_FDS: usize = 16;
+pub(crate) const KEPT_BYTES: u64 = 256 << 20;
+
+/// How many grants are remembered, and how long, to know what is fetched again and again: more than
+/// are kept, and longer, so that those that come late are known the next time.
+pub(crate) const RECENT: usize = 64;
+pub(crate) const SOON_AGAIN: Duration = Duration::from_secs(1);
+
+/// How many grants of one allocation come before one whose fd is kept: who fetches it so often will
+/// do so again.
+pub(crate) const TIMES: u32 = 3;
+
+/// How long nothing is kept after the broker has asked for leases back, or has said NO_QUOTA:
+/// others wait for each of them.
+pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(1);
+
+/// The lowest number of a kept fd, where half of RLIMIT_NOFILE is above it: no open(2) of the
+/// program is given it. As the library's own.
+pub(crate) const HIGH_FD_MOST: i32 = 4096;
+
 /// How long an export waits for the broker, which answers within microseconds unless a cap is full.
 /// After that the program gets what the driver gives it, which serves it better than a longer wait.
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -48,3 +76,4 @@ pub(crate) const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF && WAIT.as_secs() <= WAIT_MOST_S);
 const _: () = assert!(RETRY_PAUSE.as_nanos() < WAIT_SAID_AFTER.as_nanos());
 const _: () = assert!(WAIT_SAID_AFTER.as_nanos() < WAIT.as_nanos());
+const _: () = assert!(KEPT_FDS < RECENT && KEPT_TIME.as_nanos() < CLOSE_TIMEOUT.as_nanos());

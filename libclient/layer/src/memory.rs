@@ -15,7 +15,8 @@ pub fn settle(client: &Client) -> Result<(), Error> {
 }
 
 /// Has the driver allocate memory, and again where it finds none (`is_full` of its answer): the
-/// broker may still have fds of what was freed a moment ago, or of a process that has just died.
+/// broker may still have fds of what was freed a moment ago, or of a process that has just died,
+/// and other processes of what they have not given back yet.
 /// Gives the last answer.
 pub fn allocate<S: State, A: Copy>(is_full: impl Fn(A) -> bool, below: impl Fn() -> A) -> A {
     let mut answer = below();
@@ -26,11 +27,12 @@ pub fn allocate<S: State, A: Copy>(is_full: impl Fn(A) -> bool, below: impl Fn()
     // What comes of it, the next tries show.
     let _ = settle(&connected.client);
     for _ in 0..=MEMORY_TRIES {
+        let drained = connected.drains.count();
         answer = below();
         if !is_full(answer) {
             break;
         }
-        std::thread::sleep(MEMORY_PAUSE);
+        connected.drains.wait(drained, MEMORY_PAUSE);
     }
     answer
 }

@@ -33,7 +33,7 @@ struct Told {
 }
 
 impl Neighbours {
-    /// The fd behind a number.
+    /// The fd behind a number, and the handle that it was granted for. `is_here`: needs no fetching.
     ///
     /// # Errors
     /// Those of [`Client::acquire_virtual`].
@@ -42,7 +42,8 @@ impl Neighbours {
         client: &Client,
         number: VirtualFd,
         deadline: Deadline,
-    ) -> Result<Grant, Error> {
+        is_here: impl Fn(&Handle) -> bool,
+    ) -> Result<(Handle, Grant), Error> {
         // Not under the lock: the body asks the broker.
         let told = lock(&self.0).take(number);
         if let Some((handle, was_fetched)) = told {
@@ -50,15 +51,15 @@ impl Neighbours {
                 let taken = client.take_ahead(&handle);
                 lock(&self.0).note_taken(taken.is_some());
                 if let Some(outcome) = taken {
-                    self.fetch(client, deadline);
-                    return outcome;
+                    self.fetch(client, deadline, &is_here);
+                    return outcome.map(|grant| (handle, grant));
                 }
             }
             match client.acquire(&handle, deadline) {
                 Err(Error { code: ErrorCode::Stale | ErrorCode::BadHandle, .. }) => {}
                 outcome => {
-                    self.fetch(client, deadline);
-                    return outcome;
+                    self.fetch(client, deadline, &is_here);
+                    return outcome.map(|grant| (handle, grant));
                 }
             }
         }
@@ -66,15 +67,15 @@ impl Neighbours {
         let handle = handles.remove(0);
         lock(&self.0).replace(handles);
         let outcome = client.acquire(&handle, deadline);
-        self.fetch(client, deadline);
-        outcome
+        self.fetch(client, deadline, &is_here);
+        outcome.map(|grant| (handle, grant))
     }
 
     /// Has the next ones sent ahead while the program uses this one, if it goes through them in a
-    /// row.
-    fn fetch(&self, client: &Client, deadline: Deadline) {
+    /// row and the first of them is not here already.
+    fn fetch(&self, client: &Client, deadline: Deadline, is_here: impl Fn(&Handle) -> bool) {
         let next = lock(&self.0).to_fetch();
-        if !next.is_empty() {
+        if next.first().is_some_and(|first| !is_here(first)) {
             let count = client.fetch_ahead(&next, deadline);
             lock(&self.0).note_fetched(count);
         }

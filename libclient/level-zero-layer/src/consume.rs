@@ -7,8 +7,8 @@ use crate::guard::guard;
 use crate::key::{Bytes, Key, fd_of, with_fd};
 use crate::opened::Hold;
 use crate::say::{News, once};
-use fdbroker_client::{AllocationInfo, Error, ErrorCode, Grant};
-use fdbroker_layer::{info_of, lease_of};
+use fdbroker_client::{AllocationInfo, Error, ErrorCode};
+use fdbroker_layer::{Fetched, info_of, lease_of};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
@@ -22,20 +22,23 @@ const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 #[derive(Debug)]
 pub struct Ready {
     pub handle: Bytes,
-    fd: Option<OwnedFd>,
     hold: Option<Hold>,
+    fetched: Option<Fetched>,
+    /// A duplicate of the program's.
+    moved: Option<OwnedFd>,
 }
 
 impl Ready {
     /// As the program gave it.
     fn plain(handle: Bytes) -> Self {
-        Ready { handle, fd: None, hold: None }
+        Ready { handle, hold: None, fetched: None, moved: None }
     }
 
     /// The hold of what is open now: the fd is closed first.
     pub fn opened(self) -> Option<Hold> {
-        drop(self.fd);
-        self.hold.map(Hold::mapped)
+        drop(self.moved);
+        self.fetched.into_iter().for_each(Fetched::close);
+        self.hold
     }
 }
 
@@ -57,15 +60,14 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
     let is_alone = key.virtual_fd().is_some() && !key.has_programs_fd();
     let broker = if is_alone { broker::awaited() } else { broker::connected() };
     let Some(broker) = broker else { return as_the_driver_does(key) };
-    let tried =
-        broker::patiently(|deadline| match broker.client.acquire(&key.handle(), deadline) {
-            Err(error) if !is_alone && broker::is_absent(&error) => Ok(Err(error)),
-            outcome => outcome.map(Ok),
-        });
+    let tried = broker::patiently(|deadline| match broker.acquire(&key.handle(), deadline) {
+        Err(error) if !is_alone && broker::is_absent(&error) => Ok(Err(error)),
+        outcome => outcome.map(Ok),
+    });
     match tried.and_then(|outcome| outcome) {
         Ok(grant) => {
-            let driver = drivers_handle(&grant.info).and_then(|mut it| {
-                key.put_offset(&mut it, grant.info.facts.size_bytes).map(|()| it)
+            let driver = drivers_handle(grant.info()).and_then(|mut it| {
+                key.put_offset(&mut it, grant.info().facts.size_bytes).map(|()| it)
             });
             ready_grant(grant, driver)
         }
@@ -90,7 +92,7 @@ fn as_the_driver_does(key: &Key) -> Result<Ready, ze_result_t> {
 /// A handle made of a virtual fd alone.
 fn ready_virtual(fd: VirtualFd) -> Result<Ready, ze_result_t> {
     let grant = acquire(fd)?;
-    let driver = drivers_handle(&grant.info);
+    let driver = drivers_handle(grant.info());
     ready_grant(grant, driver)
 }
 
@@ -102,7 +104,7 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
     let number = fd_of(&handle);
     match VirtualFd::new(number).filter(|_| below::is_interposed()) {
         Some(fd) => ready_grant(acquire(fd)?, Some(handle)),
-        None => Ok(Ready { handle, fd: None, hold: hold_of(number) }),
+        None => Ok(Ready { hold: hold_of(number), ..Ready::plain(handle) }),
     }
 }
 
@@ -110,9 +112,9 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
 ///
 /// # Errors
 /// The code for the program.
-pub fn acquire(fd: VirtualFd) -> Result<Grant, ze_result_t> {
+pub fn acquire(fd: VirtualFd) -> Result<Fetched, ze_result_t> {
     let broker = broker::awaited().ok_or(INVALID)?;
-    let granted = broker::patiently(|deadline| broker.client.acquire_virtual(fd, deadline));
+    let granted = broker::patiently(|deadline| broker.acquire_number(fd, deadline));
     granted.map_err(|error| {
         if broker::is_absent(&error) {
             broker::say_absent(&error);
@@ -121,15 +123,19 @@ pub fn acquire(fd: VirtualFd) -> Result<Grant, ze_result_t> {
     })
 }
 
-fn ready_grant(grant: Grant, driver: Option<Bytes>) -> Result<Ready, ze_result_t> {
-    let Grant { fd, lease, info } = grant;
+fn ready_grant(mut fetched: Fetched, driver: Option<Bytes>) -> Result<Ready, ze_result_t> {
     let Some(driver) = driver else {
-        let context = format!("open {}: the handle does not fit the allocation", info.id);
+        let id = fetched.info().id;
+        let context = format!("open {id}: the handle does not fit the allocation");
         return Err(refuse(&Error::new(ErrorCode::BadHandle, context)));
     };
-    let fd = moved_off(fd_of(&driver), fd)?;
-    let handle = with_fd(driver, fd.as_raw_fd());
-    Ok(Ready { handle, fd: Some(fd), hold: Some(Hold::Own(lease)) })
+    // Off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
+    if fetched.fd.as_raw_fd() == fd_of(&driver) {
+        let moved = fetched.fd.try_clone();
+        fetched.fd = moved.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
+    }
+    let handle = with_fd(driver, fetched.fd.as_raw_fd());
+    Ok(Ready { handle, hold: Some(fetched.lease()), fetched: Some(fetched), moved: None })
 }
 
 /// A handle with an fd of the program's own. One that it has fetched by a virtual fd, alone in the
@@ -137,19 +143,18 @@ fn ready_grant(grant: Grant, driver: Option<Bytes>) -> Result<Ready, ze_result_t
 fn ready_fetched(handle: Bytes) -> Ready {
     let fd = fd_of(&handle);
     let Some(lease) = lease_of(fd) else { return Ready::plain(handle) };
-    let hold = Some(Hold::Shared(lease));
+    let plain = |handle| Ready { hold: Some(lease), ..Ready::plain(handle) };
     let is_alone = handle[4..].iter().all(|byte| *byte == 0);
     match info_of(fd).filter(|_| is_alone).and_then(|info| drivers_handle(&info)) {
-        None => Ready { handle, fd: None, hold },
-        Some(driver) if fd_of(&driver) != fd => {
-            Ready { handle: with_fd(driver, fd), fd: None, hold }
-        }
+        None => plain(handle),
+        Some(driver) if fd_of(&driver) != fd => plain(with_fd(driver, fd)),
         // SAFETY: it has a lease: the program has it open.
         Some(driver) => match unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned() {
             Ok(moved) => {
-                Ready { handle: with_fd(driver, moved.as_raw_fd()), fd: Some(moved), hold }
+                let handle = with_fd(driver, moved.as_raw_fd());
+                Ready { moved: Some(moved), ..plain(handle) }
             }
-            Err(_) => Ready { handle, fd: None, hold },
+            Err(_) => plain(handle),
         },
     }
 }
@@ -162,7 +167,7 @@ fn drivers_handle(info: &AllocationInfo) -> Option<Bytes> {
 
 /// The hold of an fd that the program hands to the driver by itself.
 pub fn hold_of(fd: RawFd) -> Option<Hold> {
-    lease_of(fd).map(Hold::Shared)
+    lease_of(fd)
 }
 
 /// Opens one handle at `pointer`.
@@ -220,15 +225,6 @@ pub fn end<H>(handle: *const H, below: impl FnOnce() -> ze_result_t) -> ze_resul
 /// that one knows whether its memory still lives.
 fn is_of_another_broker(error: &Error) -> bool {
     matches!(error.code, ErrorCode::BadHandle | ErrorCode::WrongNode)
-}
-
-/// Moves the fd off the exporter's number: with equal numbers a driver of 26.18 or later asks the
-/// exporter.
-fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
-    if fd.as_raw_fd() != exporters {
-        return Ok(fd);
-    }
-    fd.try_clone().map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)
 }
 
 /// The code that the program gets; the user gets the reason on stderr.

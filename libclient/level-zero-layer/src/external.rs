@@ -5,14 +5,14 @@
 use crate::below::{self, MISSING};
 use crate::guard::guard;
 use crate::key::fd_of;
-use crate::opened::Hold;
 use crate::{broker, consume, produce};
-use fdbroker_client::{Grant, lock};
+use fdbroker_client::lock;
+use fdbroker_layer::Fetched;
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use nix::sys::stat::fstat;
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -124,11 +124,12 @@ pub unsafe fn allocate<D: Structure>(
         }
         return code;
     };
-    let Grant { fd, lease, .. } = match consume::acquire(virtual_fd) {
-        Ok(grant) => grant,
+    let fetched = match consume::acquire(virtual_fd) {
+        Ok(fetched) => fetched,
         Err(code) => return code,
     };
-    let code = import_own(fd, |number| {
+    let hold = fetched.lease();
+    let code = import_own(fetched, |number| {
         let import = ze_external_memory_import_fd_t { fd: number, ..*import };
         // SAFETY: the caller's promise; a bitwise copy of plain data, whose chain begins with the
         // copy above.
@@ -140,7 +141,7 @@ pub unsafe fn allocate<D: Structure>(
     });
     if code == SUCCESS {
         // SAFETY: the driver has just written there.
-        consume::keep(unsafe { *out }.addr(), [Hold::Own(lease).mapped()]);
+        consume::keep(unsafe { *out }.addr(), [hold]);
     }
     code
 }
@@ -151,13 +152,14 @@ const CALLER_CLOSES: u8 = 2;
 
 /// Has the driver import an fd of the layer's own. A driver of 26.14 or later closes it on success,
 /// an older one never does: which, is learnt once.
-fn import_own(fd: OwnedFd, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_result_t {
+fn import_own(fetched: Fetched, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_result_t {
     static HABIT: AtomicU8 = AtomicU8::new(UNKNOWN);
     static LEARNING: Mutex<()> = Mutex::new(());
     let mut habit = HABIT.load(Ordering::Relaxed);
     // One import at a time until it is known, so that no other import of the same memory can get
     // the number meanwhile. The driver does not call back.
     let learning = (habit == UNKNOWN).then(|| lock(&LEARNING));
+    let fd = &fetched.fd;
     let before = fstat(fd.as_fd());
     let code = import(fd.as_raw_fd());
     if code != SUCCESS {
@@ -172,10 +174,10 @@ fn import_own(fd: OwnedFd, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_resu
         habit = if is_still { CALLER_CLOSES } else { DRIVER_CLOSES };
         HABIT.store(habit, Ordering::Relaxed);
     }
-    let number = fd.into_raw_fd();
     if habit == CALLER_CLOSES {
-        // SAFETY: open and ours: the driver has left it.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        fetched.close();
+    } else {
+        fetched.closed();
     }
     code
 }

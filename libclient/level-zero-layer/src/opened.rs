@@ -1,32 +1,12 @@
 //! What this process has opened through the broker. Must never hold an fd: the driver has imported
 //! the memory.
 
-use fdbroker_client::Lease;
 use fdbroker_layer::SharedLease;
 use std::collections::HashMap;
 
-/// What keeps one opening counted at the broker. Dropping it gives it back.
-#[derive(Debug)]
-pub enum Hold {
-    /// A lease of its own.
-    Own(Lease),
-    /// A share in the lease of an fd that the program has fetched.
-    Shared(#[expect(dead_code, reason = "held for its drop")] SharedLease),
-}
-
-impl Hold {
-    /// The memory is imported, and the layer's fd closed.
-    pub fn mapped(self) -> Self {
-        match self {
-            Hold::Own(mut lease) => {
-                lease.mapped();
-                Hold::Own(lease)
-            }
-            // The program may have its fd open still; the lease is mapped once that is closed.
-            shared => shared,
-        }
-    }
-}
+/// What keeps one opening counted at the broker: a share in the lease of the fd that it was opened
+/// with. Dropping it gives it back.
+pub type Hold = SharedLease;
 
 /// The holds of each address or handle: as many as openings, and more where one opening took more
 /// than one fd.

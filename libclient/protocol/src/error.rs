@@ -168,7 +168,7 @@ const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new 
 /// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
 /// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
 /// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
-/// `pid` its maker, 0 = nobody. Otherwise 0.
+/// `pid` its maker, 0 = nobody. For a grant: [`crate::message::GrantItem::status`]. Otherwise 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -436,7 +436,8 @@ pub const NO_FD: u16 = u16::MAX;
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct GrantItem {
-    /// OK, AGAIN (ask again), or why not.
+    /// OK, AGAIN (ask again), or why not. The value of an OK one that is alone in its message: how
+    /// many leases its client may have that it does not use.
     pub status: Status,
     /// The lease: give it back by this number.
     pub lease: U64,

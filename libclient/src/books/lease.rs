@@ -24,6 +24,7 @@ pub struct Lease {
     mark: Arc<Mark>,
     key: LeaseKey,
     id: AllocationId,
+    room: u64,
     is_mapped: bool,
     is_given_back: bool,
 }
@@ -43,7 +44,19 @@ impl Lease {
     ) -> Self {
         let (key, mark) = common.holdings.enter_lease(epoch, number, handle);
         let common = Arc::clone(common);
-        Lease { common, mark, key, id, is_mapped: false, is_given_back: false }
+        Lease { common, mark, key, id, room: 0, is_mapped: false, is_given_back: false }
+    }
+
+    pub(crate) fn with_room(mut self, room: u64) -> Self {
+        self.room = room;
+        self
+    }
+
+    /// How many leases this client might have that it does not use, this one among them, when it
+    /// was granted: the fd of a lease that is open may be kept for a moment to be used again. 0:
+    /// the broker does not say.
+    pub fn room(&self) -> u64 {
+        self.room
     }
 
     /// The broker's number of it, as in [`crate::Notice::Revoked`] and `fdbroker holders`. Another

@@ -270,7 +270,8 @@ pub(crate) fn outcome(
     let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
     Outcome::Granted(Grant {
         fd,
-        lease: Lease::new(&connection.common, connection.epoch, item.lease.get(), id, handle),
+        lease: Lease::new(&connection.common, connection.epoch, item.lease.get(), id, handle)
+            .with_room(item.status.value.get()),
         info: AllocationInfo { id, facts, driver_data },
     })
 }

@@ -7,10 +7,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::any::Any;
 use std::cell::UnsafeCell;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// What says that this process has an fd of the allocation. The crate keeps it with the fd, shares
 /// it with the fd's duplicates, and drops it, on a thread of its own, soon after the last of them
@@ -25,7 +27,17 @@ pub struct Record {
     /// Whose process's it is; none for the placeholder.
     pool: Option<&'static Pool>,
     lease: UnsafeCell<Option<Lease>>,
+    /// A duplicate of its last fd, which the program does not know; -1: none.
+    hidden: AtomicI32,
     next: AtomicPtr<Record>,
+}
+
+/// What the thread that ends leases does.
+pub struct Deal {
+    /// With a lease whose last fd is closed, and with the hidden duplicate of that.
+    pub ended: fn(Lease, Option<RawFd>),
+    /// When nothing has ended. When it is to be called again.
+    pub tend: fn() -> Option<Duration>,
 }
 
 // SAFETY: `lease` is written while nobody has the record (before it is handed out, and by the one
@@ -55,7 +67,8 @@ struct Pool {
 impl Record {
     const fn new(pool: Option<&'static Pool>) -> Self {
         let (holders, next) = (AtomicU32::new(0), AtomicPtr::new(null_mut()));
-        Record { holders, pool, lease: UnsafeCell::new(None), next }
+        let hidden = AtomicI32::new(-1);
+        Record { holders, pool, lease: UnsafeCell::new(None), hidden, next }
     }
 }
 
@@ -64,9 +77,9 @@ impl Mark {
     ///
     /// # Errors
     /// EAGAIN: the thread that ends leases cannot be started.
-    pub fn of_lease(lease: Lease) -> Result<Mark, Errno> {
+    pub fn of_lease(lease: Lease, deal: &'static Deal) -> Result<Mark, Errno> {
         let pool = Pool::of_this_process();
-        if !pool.has_thread() {
+        if !pool.has_thread(deal) {
             return Err(Errno::EAGAIN);
         }
         let free = pool.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -90,6 +103,20 @@ impl Mark {
         // SAFETY: this share keeps the lease in place, and it was written before the share was
         // made.
         unsafe { (*self.0.lease.get()).clone() }
+    }
+
+    /// The lease, if it is this process's and nobody else shares it: this fd is its last. No memory.
+    pub fn sole_lease(&self) -> Option<&Lease> {
+        let is_ours = self.0.pool.is_some_and(|pool| pool.process == raw::getpid());
+        let is_sole = is_ours && self.0.holders.load(Ordering::Acquire) == 1;
+        // SAFETY: this share keeps the lease in place, and it was written before the share was
+        // made.
+        if is_sole { unsafe { (*self.0.lease.get()).as_ref() } } else { None }
+    }
+
+    /// A duplicate of the last fd goes with the lease to the thread that ends it.
+    pub fn hide(&self, duplicate: RawFd) {
+        self.0.hidden.store(duplicate, Ordering::Release);
     }
 
     /// For the table: the share as a pointer, to be made a share again once.
@@ -120,6 +147,11 @@ impl Mark {
         let shared = record.holders.fetch_update(Ordering::AcqRel, Ordering::Relaxed, add);
         shared.is_ok().then_some(Mark(record))
     }
+}
+
+/// Ends on this thread what waits for the thread that does it.
+pub fn end_all(deal: &Deal) {
+    Pool::of_this_process().end_all(deal);
 }
 
 impl Drop for Mark {
@@ -159,11 +191,11 @@ impl Pool {
 
     /// Whether the thread runs; starts it the first time, all signals blocked: handlers are for the
     /// program's threads.
-    fn has_thread(&'static self) -> bool {
+    fn has_thread(&'static self, deal: &'static Deal) -> bool {
         *self.has_thread.get_or_init(|| {
             let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
             let named = std::thread::Builder::new().name("fdbroker-leases".into());
-            let is_started = named.spawn(move || self.run()).is_ok();
+            let is_started = named.spawn(move || self.run(deal)).is_ok();
             if let Ok(before) = before {
                 // The mask came from the kernel a moment ago: setting it again cannot fail.
                 let _ = before.thread_set_mask();
@@ -185,22 +217,31 @@ impl Pool {
         raw::wake(&self.bell);
     }
 
-    fn run(&self) {
+    fn run(&self, deal: &Deal) {
         loop {
             let heard = self.bell.load(Ordering::Acquire);
-            let mut next = self.ended.swap(null_mut(), Ordering::AcqRel);
-            if next.is_null() {
-                raw::wait(&self.bell, heard);
-            }
-            // SAFETY: records are never freed, and this thread alone has taken the list.
-            while let Some(record) = unsafe { next.as_ref() } {
-                next = record.next.load(Ordering::Relaxed);
-                // SAFETY: no holders are left, and none come before it is among the free ones.
-                let lease = unsafe { (*record.lease.get()).take() };
-                // A fault in the layer must not end the thread; its words are on stderr already.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(lease)));
-                self.free.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+            if !self.end_all(deal) {
+                let due = catch_unwind(AssertUnwindSafe(deal.tend)).unwrap_or_default();
+                raw::wait(&self.bell, heard, due);
             }
         }
+    }
+
+    /// Ends the leases of those without holders. `false`: there are none.
+    fn end_all(&self, deal: &Deal) -> bool {
+        let first = self.ended.swap(null_mut(), Ordering::AcqRel);
+        let mut next = first;
+        // SAFETY: records are never freed, and this thread alone has taken the list.
+        while let Some(record) = unsafe { next.as_ref() } {
+            next = record.next.load(Ordering::Relaxed);
+            // SAFETY: no holders are left, and none come before it is among the free ones.
+            let lease = unsafe { (*record.lease.get()).take() };
+            let hidden = Some(record.hidden.swap(-1, Ordering::AcqRel)).filter(|fd| *fd >= 0);
+            let end = || lease.map(|lease| (deal.ended)(lease, hidden));
+            // A fault in the layer must not end the thread; its words are on stderr already.
+            let _ = catch_unwind(AssertUnwindSafe(end));
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        }
+        !first.is_null()
     }
 }

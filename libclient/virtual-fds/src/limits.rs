@@ -5,8 +5,9 @@
 pub const SEGMENT_SHIFT: u32 = 15;
 
 /// The most fds that a layer keeps for itself: a connection has two, its client an eventfd, and a
-/// few clients at once (children of fork(2) make their own) are left room for.
-pub const OWN_FDS_MOST: usize = 64;
+/// few clients at once (children of fork(2) make their own) are left room for; and 16 that the
+/// program has closed.
+pub const OWN_FDS_MOST: usize = 80;
 
 /// Closes by signal handlers that are kept while the thread that they interrupt is inside a layer:
 /// a call lasts microseconds, and its thread goes on only after the handlers.

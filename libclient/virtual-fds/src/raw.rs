@@ -8,6 +8,7 @@ use std::arch::asm;
 use std::os::fd::RawFd;
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::AtomicU32;
+use std::time::Duration;
 
 /// The smallest answer that is an errno, negated: MAX_ERRNO of the kernel (include/linux/err.h).
 const LAST_ERRNO: isize = -4095;
@@ -103,11 +104,17 @@ pub fn readable_eventfd() -> isize {
     unsafe { call(libc::SYS_eventfd2, [1, flags as usize, 0, 0, 0, 0]) }
 }
 
-/// Sleeps while the word is `seen`; may wake early.
-pub fn wait(word: &AtomicU32, seen: u32) {
+/// Sleeps while the word is `seen`, no longer than `most`; may wake early.
+pub fn wait(word: &AtomicU32, seen: u32, most: Option<Duration>) {
     let operation = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG) as usize;
-    // SAFETY: the word outlives the call, and no time limit is given.
-    unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, seen as usize, 0, 0, 0]) };
+    let most = most.map(|most| libc::timespec {
+        tv_sec: most.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(most.subsec_nanos() as i32),
+    });
+    let most = most.as_ref().map_or(0, |time| std::ptr::from_ref(time).expose_provenance());
+    let args = [word.as_ptr().addr(), operation, seen as usize, most, 0, 0];
+    // SAFETY: the word and the time, if one is given, outlive the call.
+    unsafe { call(libc::SYS_futex, args) };
 }
 
 /// Wakes one that sleeps on the word.

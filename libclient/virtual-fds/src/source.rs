@@ -2,16 +2,17 @@
 //! lock of this crate held, nor by a child that shares its parent's memory: it would take the
 //! parent's connection for its own.
 
-use crate::held::{Lease, Mark};
+use crate::held::{Deal, Lease, Mark};
 use crate::inside::{Inside, defer, is_inside, take_deferred};
 use crate::limits::OWN_FDS_MOST;
-use crate::{process, raw, say, table};
+use crate::{held, process, raw, say, table};
 use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// An fd for a virtual fd, close-on-exec, and its lease.
 pub struct Granted {
@@ -42,11 +43,28 @@ pub trait Source: Send + Sync {
     /// ends fds.
     fn end_range(&self, numbers: &RangeInclusive<u32>);
 
+    /// The program closes the last fd of a lease. The source may want to keep that for a moment: it
+    /// answers a duplicate, which is its own from then on. No lock, no memory.
+    fn hide(&self, _fd: RawFd, _lease: &Lease) -> Option<RawFd> {
+        None
+    }
+
+    /// A lease has no fd any more, but for a duplicate that was hidden. On the thread of leases.
+    fn ended(&self, lease: Lease, _hidden: Option<RawFd>) {
+        drop(lease);
+    }
+
+    /// Gives up what was kept long enough, on the thread of leases. When to be called again;
+    /// `None`: after another lease has ended.
+    fn tend(&self) -> Option<Duration> {
+        None
+    }
+
     /// Whether an fd is the layer's own (a socket, an eventfd): the program cannot close it by
     /// mistake. No lock, no memory. The layer itself can close an fd only when this says no.
     fn is_own(&self, fd: RawFd) -> bool;
 
-    /// Writes the fds for which `is_own` says yes, at most 64, and answers how many.
+    /// Writes the fds for which `is_own` says yes, at most 80, and answers how many.
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize;
 
     /// Whether this program has used the driver, and there is a broker. Only then may it ask for
@@ -55,6 +73,15 @@ pub trait Source: Send + Sync {
 }
 
 static SOURCE: OnceLock<&'static dyn Source> = OnceLock::new();
+
+/// What becomes of leases is the source's matter.
+const DEAL: &Deal = &Deal {
+    ended: |lease, hidden| match SOURCE.get() {
+        Some(source) => source.ended(lease, hidden),
+        None => drop(lease),
+    },
+    tend: || SOURCE.get()?.tend(),
+};
 
 /// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which
 /// nobody has open. Returns `false` when there is a source already, which stays.
@@ -71,6 +98,32 @@ pub fn install(source: &'static dyn Source) -> bool {
 /// fd.
 pub fn lease_of(fd: RawFd) -> Option<Lease> {
     table::share(fd)?.lease()
+}
+
+/// Tells the source now of what the program has closed, and not when the thread of leases gets to
+/// it. Not with a lock of the layer's held.
+pub fn end_leases() {
+    held::end_all(DEAL);
+}
+
+/// Closes a granted fd that the program has not seen, as if it had closed it.
+pub fn let_go(granted: Granted) {
+    let Granted { fd, lease } = granted;
+    // Without the thread both go at once.
+    if let Ok(mark) = Mark::of_lease(Arc::clone(&lease), DEAL) {
+        drop(lease);
+        close_granted(fd.into_raw_fd(), mark);
+    }
+}
+
+/// close(2) of a granted fd. The answer is the kernel's.
+pub fn close_granted(fd: RawFd, mark: Mark) -> isize {
+    let hide = |source: &&dyn Source| source.hide(fd, mark.sole_lease()?);
+    SOURCE.get().and_then(hide).into_iter().for_each(|duplicate| mark.hide(duplicate));
+    let answer = raw::close(fd);
+    // The lease ends after the fd.
+    drop(mark);
+    answer
 }
 
 /// The fd for a virtual fd, not in the table yet.
@@ -90,7 +143,7 @@ impl Fresh {
         }
         inside(|| {
             let Granted { fd, lease } = guarded(|| source.grant(number))?;
-            Ok(Fresh { fd, mark: Mark::of_lease(lease)? })
+            Ok(Fresh { fd, mark: Mark::of_lease(lease, DEAL)? })
         })
     }
 

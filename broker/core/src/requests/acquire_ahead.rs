@@ -18,7 +18,7 @@ impl Core {
             return;
         }
         let begin = step.fx.granted.len();
-        let room = self.room_ahead(client.0);
+        let room = self.room_ahead(client);
         let mut bytes = AHEAD_BYTES;
         for item in wanted.iter().take(AHEAD_FDS) {
             let Item::Ready(slot) = self.books.item(client, *item) else { continue };
@@ -37,10 +37,10 @@ impl Core {
         }
     }
 
-    /// How many leases a client may have ahead: a part of the free room of every account that they
-    /// are charged to, and none while somebody waits for room there.
-    fn room_ahead(&self, client: u32) -> u64 {
-        let record = &self.books.clients[client];
+    /// How many leases a client may have that nobody has asked for: a part of the free room of every
+    /// account that they are charged to, and none while somebody waits for room there.
+    pub fn room_ahead(&self, client: ClientId) -> u64 {
+        let record = &self.books.clients[client.0];
         let share = self.books.share_of_fds(record.domain);
         let free = |scope: ScopeId| {
             let ScopeRecord { blocked, account, .. } = &self.books.ledger[scope];

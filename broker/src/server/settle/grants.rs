@@ -19,6 +19,11 @@ impl Server {
         request: RequestId,
         grants: &[Granted],
     ) -> Result<usize, ()> {
+        let alone = match grants {
+            [grant] if grant.status.is_ok() => Some(self.with_room(client, grant)),
+            _ => None,
+        };
+        let grants = alone.as_ref().map_or(grants, std::slice::from_ref);
         let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
         if fds > 0 {
             let room = self.room_for_fds(client, fds)?;
@@ -27,6 +32,12 @@ impl Server {
             }
         }
         self.send_whole(client, request, grants, fds).map(|()| fds)
+    }
+
+    /// A grant that is alone in its message, which says how many more its client may have.
+    fn with_room(&self, client: ClientId, grant: &Granted) -> Granted {
+        let value = self.core.room_ahead(client).into();
+        Granted { status: Status { value, ..Status::OK }, ..*grant }
     }
 
     /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
@@ -149,10 +160,11 @@ impl Server {
         let core = &self.core;
         let data = |id| core.driver_data(id).copied();
         for (count, grant) in grants.iter().enumerate() {
+            let grant = self.with_room(client, grant);
             let bytes = replies::write_granted(
                 &mut self.writer,
                 RequestId(0),
-                std::slice::from_ref(grant),
+                std::slice::from_ref(&grant),
                 &mut self.scratch.slots,
                 data,
             );

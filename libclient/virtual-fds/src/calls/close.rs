@@ -15,10 +15,10 @@ pub fn close(fd: RawFd) -> isize {
     }
     // A child of vfork(2) has an fd table of its own, but its parent's marks.
     let mark = if table::is_marked(fd) && process::owns_memory() { table::take(fd) } else { None };
-    let answer = raw::close(fd);
-    // The lease ends after the fd.
-    drop(mark);
-    answer
+    match mark {
+        Some(mark) => source::close_granted(fd, mark),
+        None => raw::close(fd),
+    }
 }
 
 /// Leaves out the layer's own fds, and ends the virtual fds that this process has exported, as far

@@ -101,6 +101,7 @@ pub const CASES: &[Case] = cases! {
     "handle_when_passed_by_value_shares_legacy": Broker(sharing::by_value), LEGACY;
     "handle_when_passed_by_value_shares_legacy_pool": Broker(sharing::by_value), LEGACY_POOL;
     "handle_when_passed_by_value_shares_opaque": Broker(sharing::by_value), OPAQUE;
+    "handle_when_opened_again_and_again_costs_few_grants": Broker(sharing::opened_again), LEGACY;
     "handle_when_passed_by_value_shares_opaque_pool": Broker(sharing::by_value), OPAQUE_POOL;
     "handle_when_passed_by_value_shares_one_number": Broker(sharing::by_value), ONE_NUMBER;
     "handle_when_the_exporter_has_the_openers_fd_number_open_shares_opaque": Broker(sharing::number_taken), OPAQUE;

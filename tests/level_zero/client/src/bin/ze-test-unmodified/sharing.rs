@@ -49,6 +49,32 @@ fn closed_there(peer: &Peer) -> Outcome {
     same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)
 }
 
+/// How often a handle is opened, and grants that are few beside it.
+const OPENINGS: u64 = 200;
+const FEW: u64 = 100;
+
+/// The peer opens and closes a handle again and again: the broker is asked now and then, and the
+/// memory is back when it is freed.
+pub fn opened_again(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let mut granted = 0;
+    for opening in 0..OPENINGS {
+        if opening == 2 {
+            granted = broker::counts()?.grants;
+        }
+        peer.tell_with(Order::Open, 0, 0, handle, None)??;
+        same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+        closed_there(&peer)?;
+    }
+    let granted = broker::counts()?.grants - granted;
+    holds(granted < FEW, || format!("{granted} grants for {OPENINGS} openings"))?;
+    gpu.free(memory)?;
+    broker::wait_until_empty()?;
+    refused("the peer's Open", peer.tell_with(Order::Open, 0, 0, handle, None)?, INVALID)?;
+    peer.finish()
+}
+
 pub fn by_value(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;

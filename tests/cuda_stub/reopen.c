@@ -1,0 +1,156 @@
+/* Memory that is opened, used and given up again and again, as a worker of a DataLoader does with the segments that it is sent:
+ * the layer may keep the fd for a moment, and nobody notices. usage: reopen [CASE...] */
+#include "shapes.h"
+
+/* Numbers that a worker has, how often it opens each, and grants that are few beside as many openings. */
+#define DEPOSITS 12
+#define ROUNDS 167
+#define FEW (DEPOSITS * ROUNDS / 3)
+/* More than a process may keep (16), and how often they are opened. */
+#define MANY 40
+#define TURNS 4
+
+/* A second process opens what it is told, `seed` times each, and answers at once. */
+static void worker(void) {
+  use_driver();
+  for (;;) {
+    Message message = hear(PEER_FD);
+    if (message.count == 0) return;
+    for (unsigned round = 0; round < message.seed; round++)
+      for (unsigned at = 0; at < message.count; at++) CHECK(is_taken(message.pid, message.numbers[at], at));
+    message.result = bad_checks;
+    tell(PEER_FD, &message);
+  }
+}
+static void open_each(Peer peer, Message message, unsigned times) {
+  message.seed = times;
+  tell(peer.socket, &message);
+  CHECK(hear(peer.socket).result == 0);
+}
+static int is_over(Peer peer) {
+  Message end = {.count = 0};
+  tell(peer.socket, &end);
+  return finish(peer) == 0;
+}
+static Message share(Buffer *buffers, unsigned count) {
+  Message message = {.pid = getpid(), .count = count};
+  for (unsigned at = 0; at < count; at++) {
+    buffers[at] = new_buffer(at);
+    message.numbers[at] = export_of(buffers[at].handle);
+  }
+  return message;
+}
+static void end(Buffer *buffers, const Message *message) {
+  for (unsigned at = 0; at < message->count; at++) {
+    CHECK(close(message->numbers[at]) == 0);
+    free_buffer(buffers[at]);
+  }
+}
+
+static void number_when_opened_again_and_again_costs_few_grants(void) {
+  use_driver();
+  size_t before = whole_card();
+  Buffer buffers[DEPOSITS];
+  Message message = share(buffers, DEPOSITS);
+  Peer peer = start("worker");
+  open_each(peer, message, 2);
+  long grants = is_layered() ? ledger("grants") : 0;
+  open_each(peer, message, ROUNDS);
+  if (is_layered()) {
+    grants = ledger("grants") - grants;
+    printf("      %d openings, %ld grants\n", DEPOSITS * ROUNDS, grants);
+    CHECK(grants < FEW);
+  }
+  end(buffers, &message);
+  CHECK(is_over(peer));
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+/* What the consumer keeps is the owner's again at once: each allocation takes the whole card. */
+static void memory_when_opened_again_and_freed_is_the_owners_at_once(void) {
+  use_driver();
+  size_t before = whole_card();
+  Peer peer = start("worker");
+  for (int turn = 0; turn < TURNS; turn++) {
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle rest;
+    Buffer buffer;
+    Message message = share(&buffer, 1);
+    CHECK(COMES_TRUE(cu.cuMemCreate(&rest, before - SEGMENT, &prop, 0) == CUDA_SUCCESS));
+    open_each(peer, message, TURNS);
+    end(&buffer, &message);
+    Buffer next;
+    /* (Without the layer, too, a driver takes a moment.) */
+    CHECK(is_layered() ? create(&next.handle) == CUDA_SUCCESS : COMES_TRUE(create(&next.handle) == CUDA_SUCCESS));
+    DRIVER(cu.cuMemRelease(next.handle));
+    DRIVER(cu.cuMemRelease(rest));
+  }
+  CHECK(is_over(peer));
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+static void stopped_worker(void) {
+  use_driver();
+  Message message = hear(PEER_FD);
+  for (unsigned round = 0; round < message.seed; round++)
+    for (unsigned at = 0; at < message.count; at++) CHECK(is_taken(message.pid, message.numbers[at], at));
+  MUST(raise(SIGSTOP) == 0);
+  message.result = bad_checks;
+  tell(PEER_FD, &message);
+}
+/* Its memory is 16 fds at most, until it goes on. */
+static void consumer_when_stopped_keeps_little_of_what_is_freed(void) {
+  use_driver();
+  size_t before = whole_card();
+  Buffer buffers[SEGMENTS];
+  Message message = share(buffers, SEGMENTS);
+  message.seed = TURNS;
+  Peer peer = start("stopped_worker");
+  tell(peer.socket, &message);
+  int status;
+  MUST(waitpid(peer.pid, &status, WUNTRACED) == peer.pid && WIFSTOPPED(status));
+  end(buffers, &message);
+  CHECK(COMES_TRUE(before - free_bytes() <= (is_layered() ? 16 : 0) * SEGMENT));
+  printf("      a stopped consumer holds %zu allocations\n", (before - free_bytes()) / SEGMENT);
+  MUST(kill(peer.pid, SIGCONT) == 0);
+  CHECK(hear(peer.socket).result == 0);
+  CHECK(COMES_TRUE(free_bytes() == before));
+  CHECK(finish(peer) == 0);
+}
+
+/* What is kept is not the program's to lose, nor a child's. */
+static void fds_when_kept_are_neither_the_programs_nor_a_childs(void) {
+  use_driver();
+  size_t before = whole_card();
+  Buffer buffer = new_buffer(7);
+  int number = export_of(buffer.handle);
+  for (int turn = 0; turn < ROUNDS; turn++) {
+    CHECK(is_alive(number, 7));
+    if (turn % 8 == 0) {
+      fflush(stdout);
+      pid_t child = fork();
+      MUST(child >= 0);
+      if (child == 0) _exit(memory_fds());
+      CHECK(status_of(child) == (is_layered() ? 0 : memory_fds()));
+    }
+    if (turn % 8 == 1) MUST(close_range(100, is_layered() ? ~0u >> 2 : ~0u, 0) == 0);
+  }
+  CHECK(COMES_TRUE(memory_fds() == !is_layered()));
+  CHECK(is_alive(number, 7) && close(number) == 0);
+  free_buffer(buffer);
+  if (is_layered()) FAILS(EBADF, fd_of(number));
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+static const Row rows[] = {
+    ROLE(worker),
+    ROLE(stopped_worker),
+    CASE(number_when_opened_again_and_again_costs_few_grants),
+    CASE(memory_when_opened_again_and_freed_is_the_owners_at_once),
+    CASE(consumer_when_stopped_keeps_little_of_what_is_freed),
+    CASE(fds_when_kept_are_neither_the_programs_nor_a_childs),
+};
+
+int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }
