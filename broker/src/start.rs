@@ -235,6 +235,7 @@ pub(crate) fn prepare(
     let sizes = (settings.table_fds, kept_allocations);
     let (kept, mut found) = CrashStore::open(&manager, stored, sizes, settings.kernel);
     found.unknown.drain(..).for_each(|fd| left.put_back(fd));
+    let mut is_anew = restored.is_none();
     let (core, key, page) = match restored {
         Some(restored) => restored,
         None => begin(&mut settings, &found)?,
@@ -267,12 +268,15 @@ pub(crate) fn prepare(
                 handover::store::log_refused(&refused);
                 let (core, key, page) = begin(&mut server.settings, &found)?;
                 server.begin_anew(core, key, page);
+                is_anew = true;
             }
         }
         left.add(arrived.fds);
     }
     left.add(inherited.unused().collect());
-    server.know_former();
+    if is_anew {
+        server.know_former();
+    }
     server.settle_kept(found.whole, left);
     if !is_takeover {
         server.take_place().map_err(no_task("start the liveness thread"))?;

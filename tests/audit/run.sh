@@ -204,6 +204,39 @@ both() { # both KIND PID FD KIND PID FD: these two findings, and no other.
   audit
   [ "$status" = 5 ] && has "$1" "$2" "$3" && has "$4" "$5" "$6" && [ "$(count)" = 2 ]
 }
+# Its variables are its own; what it starts is ended with it.
+in_a_shell() { (clients=(); trap 'kill -9 "${clients[@]}" 2> /dev/null' EXIT; "$@"); }
+
+# A broker of its own is killed, with an owner of what it held: what it does not hear of is named all the same, before and
+# after the end of the grace time.
+after_a_crash() {
+  local place=$work/crash doomed held leak stray broker before
+  mkdir "$place"
+  begin_broker() {
+    "$bin/fdbroker" broker --private "$place" --set limits.grace_ms=20000 < "$work/never" {hold}>&- 2>> "$place/log" &
+    broker=$!
+    clients+=("$broker")
+  }
+  export FDBROKER_SOCKET=$place/fdbroker/broker.sock FDBROKER_ADMIN_SOCKET=$place/fdbroker-admin/admin.sock
+  begin_broker
+  eventually "$bin/fdbroker" status > /dev/null 2>&1
+  client produce 2; doomed=$started
+  mapfile -t lost <<< "$said"
+  client hold "${lost[1]}"; held=$started
+  client leak "${lost[1]}"; leak="$pid $fd"
+  client stray "${lost[1]}"; stray="$pid $fd"
+  before=$(both leak ${leak} stray ${stray}) || { echo "$before"; return 1; }
+  kill -9 "$broker" "$doomed"
+  wait "$broker" "$doomed" 2> /dev/null
+  begin_broker
+  eventually "$bin/fdbroker" holders "pid:$held" > /dev/null 2>&1 || return 1
+  eventually both leak ${leak} stray ${stray} || return 1
+  eventually grep -q "the broker before was killed" "$place/log" || return 1
+  eventually both leak ${leak} stray ${stray} || return 1
+  end "$held"
+  eventually both ended_copy ${leak} ended_copy ${stray} || return 1
+}
+
 # What hides fds from /proc/PID/fd, or is no fault of one memory; a user sees it of its own processes.
 odd_ones() {
   local handle=$1 doomed leaker mapper sender ending
@@ -342,6 +375,11 @@ if [ "${FDBROKER_TEST_MEMORY-}" = udmabuf ]; then
   check "  and nothing when it is gone" clean
 else
   echo "not planted here: a dma-buf that no process has (tests/audit/run.sh --vm does it)"
+fi
+
+if [ "${FDBROKER_TEST_MEMORY-}" != udmabuf ]; then
+  check "a broker that was killed: copies that no library declares, in the grace time and later" \
+    in_a_shell after_a_crash
 fi
 
 # ---- all at once; faults that stay behind come last

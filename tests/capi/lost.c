@@ -16,7 +16,7 @@ static void hear(void *user, const fdbroker_notice_t *notice) {
   (void)user;
   lost += notice->kind == FDBROKER_NOTICE_DISCONNECTED;
   found += notice->kind == FDBROKER_NOTICE_RECONNECTED;
-  gone += notice->kind == FDBROKER_NOTICE_REGISTRATION_LOST && notice->code == FDBROKER_OWNER_GONE;
+  gone += notice->kind == FDBROKER_NOTICE_REGISTRATION_LOST && notice->code == FDBROKER_LOST;
 }
 
 static void a_broker_killed_is_not_connected_and_raises_no_signal(void) {

@@ -8,12 +8,13 @@ use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Access, Client, Deposit, Exports, Handle, Notice};
 use fdbroker_protocol::ErrorCode;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A producer with blocks of its own.
 struct Producer {
     client: Client,
-    blocks: Blocks,
+    blocks: Arc<Blocks>,
     exports: Exports,
     exported: AtomicUsize,
 }
@@ -21,12 +22,12 @@ struct Producer {
 impl Producer {
     fn of(broker: &Broker, count: usize) -> Producer {
         let client = broker.builder("producer").own_fds(3).connect().expect("connect");
-        Producer::with(client, count)
+        Producer::with(client, Arc::new(Blocks::new(count)))
     }
 
-    fn with(client: Client, count: usize) -> Producer {
+    fn with(client: Client, blocks: Arc<Blocks>) -> Producer {
         let exports = Exports::new(&client);
-        Producer { client, blocks: Blocks::new(count), exports, exported: AtomicUsize::new(0) }
+        Producer { client, blocks, exports, exported: AtomicUsize::new(0) }
     }
 
     /// Resident, so that no recall is needed, and with the id that the caller wants.
@@ -233,10 +234,11 @@ fn exports_when_many_threads_register_free_and_look_up_then_no_handle_is_of_othe
 fn exports_when_the_broker_comes_back_then_unknown_meanwhile_and_the_same_after() {
     let mut broker = Setup::new().start();
     let (told, on_notice) = notices();
-    let same = Blocks::new(3);
+    let blocks = Arc::new(Blocks::new(3));
+    let same = Arc::clone(&blocks);
     let builder = broker.builder("producer").own_fds(3).on_notice(on_notice);
     let builder = builder.on_recall(Box::new(move |recall| same.answer(recall)));
-    let producer = Producer::with(builder.connect().expect("connect"), 3);
+    let producer = Producer::with(builder.connect().expect("connect"), blocks);
     let deposits: Vec<_> = (0..3).map(|index| producer.blocks.deposit(index)).collect();
     let register_all = || -> Vec<Handle> {
         let all = deposits.iter().enumerate();

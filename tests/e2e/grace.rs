@@ -2,7 +2,7 @@
 //! granted or current, its end is told as what it was, and nobody gets more than in life. Must
 //! never wait for the end of the grace time.
 
-use crate::comeback::long_grace;
+use crate::comeback::{long_grace, short_grace};
 use crate::common::not_run;
 use crate::support::broker::Broker;
 use crate::support::memory::{BLOCK_BYTES, pattern};
@@ -75,7 +75,7 @@ fn grace_when_the_owner_is_stopped_then_nothing_is_granted_or_current_until_it_g
 
 #[test]
 fn grace_when_the_owner_died_while_no_broker_was_there_then_owner_gone_at_once() {
-    let mut broker = long_grace().start();
+    let mut broker = short_grace().start();
     let (mut owner, handles) = owner_of(&broker, 1);
     let consumer = broker.client("consumer");
     let imports = import_all(&consumer, &handles);

@@ -9,6 +9,7 @@ mod support;
 mod ahead;
 mod cache;
 mod comeback;
+mod counts;
 mod death;
 mod deposits;
 mod dispatch;

@@ -176,8 +176,11 @@ impl Model {
         if let Some(code) = step.due_end.get(&id).copied() {
             self.end_now(step, id, code);
         } else if let Some(code) = self.timed_out(id).or_else(|| self.too_late(id)) {
+            let was_freed = code == ErrorCode::Stale && self.live(id).is_some_and(|it| it.reserved);
             self.end_now(step, id, code);
-            self.waits_no_more(id);
+            if !was_freed {
+                self.waits_no_more(id);
+            }
         }
         Ok(())
     }

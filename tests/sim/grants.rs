@@ -79,7 +79,8 @@ impl Model {
         let highest = self.lease_highest.entry(slot).or_insert(0);
         ensure!(generation > *highest, "lease {lease:#x} was given before");
         *highest = generation;
-        self.leases.insert(lease, Lease { client, id, mapped: false, revoked: false });
+        self.leases
+            .insert(lease, Lease { client, id, mapped: false, revoked: false, declared: false });
         if let Some(allocation) = self.allocations.get_mut(&id) {
             allocation.leases.insert(lease);
         }
@@ -163,7 +164,7 @@ impl Model {
         let cause = self.ended.get(&id);
         self.proofs.count(Promise::Handles, 1);
         let right = match code {
-            ErrorCode::Stale | ErrorCode::OwnerGone => code == self.reason(id),
+            ErrorCode::Stale | ErrorCode::OwnerGone | ErrorCode::Lost => code == self.reason(id),
             ErrorCode::BadHandle => cause.is_none(),
             // A client of another domain may be told that it has no permission.
             ErrorCode::NotPermitted => cause.is_some(),

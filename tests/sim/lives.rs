@@ -69,9 +69,12 @@ impl World {
         let core = Core::after_crash(self.setup.config.clone(), former, Now(self.now));
         self.core = core.map_err(|error| error.to_string())?;
         for FormerSlot { id, .. } in slots.iter() {
-            let code = self.core.end_of(*id).filter(|_| !self.core.is_ended_here(*id));
-            let life = code.map(FormerLife::Ended);
-            self.records.entry(id.slot).and_modify(|it| it.life = life.unwrap_or(it.life));
+            if let Some(code) = self.core.end_of(*id) {
+                let is_here = self.core.is_ended_here(*id);
+                self.records
+                    .entry(id.slot)
+                    .and_modify(|it| it.life = ended(it.life, code, is_here));
+            }
         }
         let alive = self.core.allocations(0..u32::MAX).map(|view| view.id);
         let (live, used) = (alive.collect::<Vec<_>>(), self.core.allocation_slots());
@@ -106,17 +109,7 @@ impl World {
             (None, None) => return,
             (None, Some(FormerSlot { id, life })) => {
                 let code = self.core.end_of(id).unwrap_or(ErrorCode::Stale);
-                let is_here = self.core.is_ended_here(id);
-                let life = match life {
-                    FormerLife::Live { record, owner_lives }
-                    | FormerLife::Leased { record, owner_lives, .. }
-                        if is_here =>
-                    {
-                        FormerLife::Leased { record, owner_lives, code }
-                    }
-                    _ => FormerLife::Ended(code),
-                };
-                FormerSlot { id, life }
+                FormerSlot { id, life: ended(life, code, self.core.is_ended_here(id)) }
             }
         };
         self.records.insert(slot, record);
@@ -247,6 +240,19 @@ impl World {
         };
         let ended = self.rng.below(20) == 0;
         Redeposit { id, deposit, ended }
+    }
+}
+
+/// What is remembered of an allocation that has ended.
+fn ended(life: FormerLife, code: ErrorCode, is_here: bool) -> FormerLife {
+    match life {
+        FormerLife::Live { record, owner_lives }
+        | FormerLife::Leased { record, owner_lives, .. }
+            if is_here =>
+        {
+            FormerLife::Leased { record, owner_lives, code }
+        }
+        _ => FormerLife::Ended(code),
     }
 }
 

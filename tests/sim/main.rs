@@ -10,6 +10,7 @@ mod args;
 mod caps;
 mod checks;
 mod credits;
+mod declares;
 mod demands;
 mod effects;
 mod evictions;

@@ -163,6 +163,8 @@ pub struct Lease {
     pub id: AllocationId,
     pub mapped: bool,
     pub revoked: bool,
+    /// It is of before a crash.
+    pub declared: bool,
 }
 
 /// A slot of the page and of the fd table.
@@ -439,7 +441,7 @@ impl Model {
     /// Whether nobody waits any more for the owner of an ended allocation to name it: the core
     /// forgets it in its turn.
     pub fn is_given_up(&self, known: &Allocation) -> bool {
-        known.ended.is_some() && known.awaited && (self.grace_ending || self.is_complete(known))
+        known.ended.is_some() && known.awaited && self.grace_ending
     }
 
     /// Whether the owner is to be told that no lease of it is left. The last lease may be that of a

@@ -5,7 +5,7 @@ use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::{Check, Phase};
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
-use fdbroker_core::{Arrived, Config, Deposit, Lane, Now, Redeposit, limits};
+use fdbroker_core::{Arrived, Config, Declared, Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 
 const UID: u32 = 1000;
@@ -398,5 +398,48 @@ pub fn freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end(
     rig.world.feed(Action::Redeposit { client: owner, request, items })?;
     rig.settle(&[])?;
     ensure!(rig.world.ended_with(ids[1]).is_some(), "it is named after COMPLETE, and comes back");
+    rig.end()
+}
+
+pub fn declared_leases_when_the_caps_are_full_of_others_then_as_many_as_there_can_have_been(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| config.client.open_leases = 2);
+    let owner = rig.client()?;
+    let ids = rig.register_new(owner, 4)?;
+    rig.crash()?;
+    let (_, consumer) = (rig.returned()?, rig.client()?);
+    let owner = rig.client()?;
+    for id in rig.register_new(owner, 2)? {
+        let request = rig.acquire(consumer, id)?;
+        rig.lease(consumer, request)?;
+    }
+    for (count, id) in ids.iter().enumerate() {
+        let request = rig.world.next_request(consumer);
+        let items = vec![Declared { wanted: Ok(*id), open: true }];
+        rig.world.feed(Action::Declare { client: consumer, request, items })?;
+        let held = rig.world.model.leases.len();
+        ensure!(held == 2 + (count + 1).min(2), "{held} leases after {}", count + 1);
+    }
+    rig.end()
+}
+
+pub fn lost_memory_when_its_holders_declare_it_late_then_charged_to_them(rig: &mut Rig) -> Check {
+    rig.begin(|_| {});
+    let owner = rig.client()?;
+    let resident = Deposit { recallable: false, ..deposit(9) };
+    let ids = rig.register(owner, &[deposit(1), resident])?;
+    rig.crash()?;
+    let (owner, consumer) = (rig.returned()?, rig.client()?);
+    rig.world.feed(Action::Complete { client: owner })?;
+    rig.settle(&[])?;
+    let request = rig.world.next_request(consumer);
+    let items = ids.iter().map(|id| Declared { wanted: Ok(*id), open: true }).collect();
+    rig.world.feed(Action::Declare { client: consumer, request, items })?;
+    let held = rig.world.model.leases.len();
+    ensure!(held == 2, "{held} of 2 leases, of what was freed and of what is lost");
+    let ended = ids.iter().map(|id| rig.world.ended_with(*id)).collect::<Vec<_>>();
+    let right = [Some(ErrorCode::Stale), Some(ErrorCode::Lost)];
+    ensure!(ended == right, "they ended with {ended:?}");
     rig.end()
 }

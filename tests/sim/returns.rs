@@ -1,14 +1,14 @@
 //! Judges what outlives an owner or a broker: kept allocations, allocations reserved after a crash,
-//! redeposit and declare. Must never look into the core: only at inputs, effects and the model.
+//! redeposit. Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{ensure, overlaps};
-use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
+use crate::model::{Allocation, Check, Closing, Drain, Model, Phase};
 use crate::step::{Quota, Step};
 use crate::tally::Promise;
 use fdbroker_core::{
-    ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Judged, Kept, Record,
-    Redeposit, Registered,
+    ClientId, Deposit, DomainKey, FormerLife, FormerSlot, Judged, Kept, Record, Redeposit,
+    Registered,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 use std::collections::BTreeSet;
@@ -74,11 +74,13 @@ impl Model {
     pub fn timed_out(&self, id: AllocationId) -> Option<ErrorCode> {
         let allocation = self.live(id)?;
         let is_over = self.grace_until.is_some_and(|at| at <= self.now);
-        let grace_over = allocation.reserved && is_over && !self.is_complete(allocation);
+        if allocation.reserved && is_over && !self.is_complete(allocation) {
+            return Some(ErrorCode::Lost);
+        }
         let ttl = self.config.keep_ttl_us;
         let ttl_over = self.is_orphan(allocation)
             && allocation.orphaned_at.is_some_and(|at| at.0 + ttl <= self.now);
-        (grace_over || ttl_over).then_some(ErrorCode::OwnerGone)
+        ttl_over.then_some(ErrorCode::OwnerGone)
     }
 
     /// After all polls that were due: no allocation outlives its grace or its time to live.
@@ -148,7 +150,7 @@ impl Model {
         let known = self.live(id).filter(|known| known.awaited)?;
         match () {
             () if self.is_complete(known) => Some(ErrorCode::Stale),
-            () if known.reserved && self.grace_ending => Some(ErrorCode::OwnerGone),
+            () if known.reserved && self.grace_ending => Some(ErrorCode::Lost),
             () => None,
         }
     }
@@ -169,11 +171,12 @@ impl Model {
         self.proofs.count(Promise::Lives, 1);
         match (self.allocations.get(&id).filter(|known| known.ended.is_none()), record.life) {
             (Some(known), FormerLife::Live { record, .. }) => {
-                let Deposit { share, recallable, .. } = *known.deposit;
+                let Deposit { share, recallable, facts, .. } = *known.deposit;
+                let Facts { kind, size_bytes, .. } = facts;
                 let owner =
                     if self.owner_here(known) || known.awaited { known.key } else { record.owner };
-                let right =
-                    Record { domain: known.domain, gid: known.gid, share, recallable, owner };
+                let (domain, gid) = (known.domain, known.gid);
+                let right = Record { domain, gid, kind, size_bytes, share, recallable, owner };
                 ensure!(record == right, "{id} is remembered as {record:?}, it is {right:?}");
             }
             (None, FormerLife::Ended(code) | FormerLife::Leased { code, .. }) => {
@@ -221,13 +224,8 @@ impl Model {
             (state.full, state.published, state.unconfirmed) = (is_kept, 0, false);
             let (record, owner_lives) = match life {
                 FormerLife::Live { record, owner_lives } => (record, owner_lives),
-                FormerLife::Leased { record, owner_lives, code } => {
-                    if *owner_lives {
-                        let (ended, waiting) = (Some(*code), reserved(record));
-                        let known = Allocation { ended, reserved: false, ..waiting };
-                        self.allocations.insert(*id, known);
-                    }
-                    self.ended.insert(*id, *code);
+                FormerLife::Leased { record, code, .. } => {
+                    self.ended_before(*id, *code, record);
                     continue;
                 }
                 FormerLife::Ended(_) => {
@@ -241,7 +239,8 @@ impl Model {
                 self.ended.remove(id);
                 self.allocations.insert(*id, reserved(record));
             } else {
-                self.ended.insert(*id, ErrorCode::OwnerGone);
+                let code = if *owner_lives { ErrorCode::Lost } else { ErrorCode::OwnerGone };
+                self.ended_before(*id, code, record);
             }
         }
         for kept in kept {
@@ -253,6 +252,13 @@ impl Model {
             (known.gid, known.job, known.deposit) = (gid, job, deposit);
             (known.orphaned_at, known.reserved) = (orphaned_at, false);
         }
+    }
+
+    /// It had ended before the crash, or with it: clients may have leases of it.
+    fn ended_before(&mut self, id: AllocationId, code: ErrorCode, record: &Record) {
+        let waiting = Allocation { ended: Some(code), reserved: false, ..reserved(record) };
+        self.allocations.insert(id, waiting);
+        self.ended.insert(id, code);
     }
 
     // --- redeposit ------------------------------------------------------------------------------
@@ -301,8 +307,12 @@ impl Model {
             let share = known.deposit.share;
             return match () {
                 () if !may_own => only(&[ErrorCode::NotPermitted]),
-                () if !is_sound(deposit) => only(&[ErrorCode::Protocol]),
-                () if !deposit.recallable => self.lost(step, id, ErrorCode::OwnerGone),
+                () if !is_sound(deposit)
+                    || deposit.facts.size_bytes != known.deposit.facts.size_bytes =>
+                {
+                    only(&[ErrorCode::Protocol])
+                }
+                () if !deposit.recallable => self.lost(step, id, ErrorCode::Lost),
                 () if overlapping => self.lost(step, id, ErrorCode::Stale),
                 () => {
                     let named = Deposit { share, ..*deposit };
@@ -386,11 +396,10 @@ impl Model {
             () => {
                 let (share, leased) = (known.deposit.share, !known.leases.is_empty());
                 let recallable = known.deposit.recallable;
-                let is_unknown = known.ended.is_some() && leased;
-                let size_bytes = if is_unknown { 0 } else { deposit.facts.size_bytes };
-                // Of its fd nothing is known.
+                // Of its fd nothing else is known.
                 let Facts { device, owner_allocation_id, .. } = deposit.facts;
-                let facts = Facts { device, size_bytes, owner_allocation_id, ..Facts::NONE };
+                let Facts { kind, size_bytes, .. } = known.deposit.facts;
+                let facts = Facts { device, owner_allocation_id, ..Facts::new(kind, size_bytes) };
                 let unknown = Deposit { share, recallable, facts, keep: false, ..*deposit };
                 let unknown = Deposit { driver_data: None, ..unknown }.into();
                 let deposit = if is_orphan { adopted(&known, deposit) } else { unknown };
@@ -536,90 +545,6 @@ impl Model {
         let code = self.ended.get(&id).filter(|_| last == Some(id.generation));
         code.copied().unwrap_or(ErrorCode::Stale)
     }
-
-    // --- declare --------------------------------------------------------------------------------
-
-    /// Judges the answer to a declare.
-    pub fn declared(
-        &mut self,
-        step: &mut Step,
-        (client, request): (ClientId, u64),
-        items: &[Granted],
-    ) -> Check {
-        let asked = self.answer(client, request)?;
-        let Ask::Declare { items: asked } = asked.ask else {
-            return Err("a reply to declare in answer to another request".into());
-        };
-        ensure!(asked.len() == items.len(), "{} of {} declared", items.len(), asked.len());
-        for (item, asked) in items.iter().zip(&asked) {
-            self.proofs.count(Promise::Lives, 1);
-            ensure!(item.wanted == asked.wanted, "the items are in another order");
-            self.declared_item(step, client.0, item, asked)?;
-        }
-        Ok(())
-    }
-
-    fn declared_item(
-        &mut self,
-        step: &mut Step,
-        client: u32,
-        item: &Granted,
-        asked: &Declared,
-    ) -> Check {
-        let shown = show_status(&item.status);
-        let (expected, may_fail) = self.declare_error(client, asked);
-        if let Err(code) = item.status.result() {
-            if code == ErrorCode::NoQuota && expected.is_empty() {
-                let (status, owner, need, passing) = (item.status, None, 1, true);
-                step.quotas.push(vec![Quota { status, client, owner, need, passing }]);
-                return Ok(());
-            }
-            let is_right = expected.contains(&code) || may_fail == Some(code);
-            ensure!(is_right, "declared {asked:?}: {shown}, not {expected:?}");
-            return Ok(());
-        }
-        let dying = expected.is_empty();
-        ensure!(dying, "declared {asked:?} is a lease, it should say {expected:?}");
-        let id = asked.wanted.map_err(|code| format!("{code:?} is a lease"))?;
-        let (number, mapped) = (item.lease.0, !asked.open);
-        let highest = self.lease_highest.entry(number as u32).or_insert(0);
-        let generation = (number >> 32) as u32;
-        ensure!(generation > *highest, "lease {number:#x} was given before");
-        *highest = generation;
-        self.leases.insert(number, Lease { client, id, mapped, revoked: false });
-        if let Some(known) = self.allocations.get_mut(&id) {
-            known.leases.insert(number);
-            known.drain = Drain::No;
-        }
-        self.client_mut(client)?.leases.push(number);
-        Ok(())
-    }
-
-    /// The errors that a declared lease may be answered with; empty if it becomes a lease: it must,
-    /// unless there is an error that it may be answered with, too.
-    fn declare_error(&self, client: u32, asked: &Declared) -> (Vec<ErrorCode>, Option<ErrorCode>) {
-        let id = match asked.wanted {
-            Ok(id) => id,
-            Err(code) => return (vec![code], None),
-        };
-        if id.generation >= self.config.first_generation {
-            return (vec![ErrorCode::Stale], None);
-        }
-        let Some(known) = self.allocations.get(&id) else {
-            // The owner may be in its teardown, which still knows the allocation.
-            return (vec![self.reason(id), ErrorCode::NotPermitted], None);
-        };
-        let codes = match known.ended {
-            Some(code) if !self.lingers(id, known) => vec![code, ErrorCode::NotPermitted],
-            Some(code) if !self.permitted(client, known) && self.is_given_up(known) => {
-                vec![code, ErrorCode::NotPermitted]
-            }
-            _ if !self.permitted(client, known) => vec![ErrorCode::NotPermitted],
-            Some(code) => return (Vec::new(), Some(code).filter(|_| self.is_given_up(known))),
-            None => self.too_late(id).into_iter().collect(),
-        };
-        (codes, None)
-    }
 }
 
 /// A kept one as whoever names it again says, as far as that counts.
@@ -652,7 +577,7 @@ fn reserved(record: &Record) -> Allocation {
         deposit: Deposit {
             share: record.share,
             recallable: record.recallable,
-            ..Facts::NONE.into()
+            ..Facts::new(record.kind, record.size_bytes).into()
         }
         .into(),
         count: 0,

@@ -70,6 +70,8 @@ pub const ALL: &[(&str, Scenario)] = named! {
     supply_when_full_requests_wait_then_granted_in_portions_without_a_further_input
     parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota
     turn_when_the_first_are_held_up_then_the_next_of_their_domain_is_served
+    declared_leases_when_the_caps_are_full_of_others_then_as_many_as_there_can_have_been
+    lost_memory_when_its_holders_declare_it_late_then_charged_to_them
     freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end
     end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
     order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most

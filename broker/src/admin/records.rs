@@ -72,7 +72,7 @@ impl View<'_> {
             owner_gone: view.record.owner().is_none().into(),
             base: record.base.into(),
             state: (view.state as u32).into(),
-            owner_pid: owner.pid.into(),
+            owner_pid: if owner.pid == 0 { view.former_pid } else { owner.pid }.into(),
             owner_uid: view.domain.uid.into(),
             open_leases: record.open.into(),
             mapped_leases: (count(record.leases.len()) - record.open).into(),

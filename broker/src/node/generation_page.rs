@@ -10,7 +10,7 @@ use crate::node::records::Records;
 use crate::node::shared_map::{
     SharedMap, allocate, create_aside, create_whole, is_ours, open_own, remove,
 };
-use fdbroker_core::{Allocation, Core, FileId, FormerLife, FormerSlot, State};
+use fdbroker_core::{Allocation, Core, FileId, FormerLife, FormerSlot, Record, State};
 use fdbroker_protocol::page::{
     FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC,
     PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset, page_bytes,
@@ -41,7 +41,7 @@ pub struct PageError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 60 bytes there"
+            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 68 bytes there"
         }
         _ => "check the owner and the modes of its directory",
     }
@@ -271,9 +271,12 @@ impl GenerationPage {
         }
     }
 
-    /// The file that was remembered; `None`: not known.
-    pub fn file(&self, slot: u32) -> Option<FileId> {
-        (slot < self.slots).then(|| self.records.file(slot))?
+    /// What a former broker knew of the last allocation of each slot with a file: that file, too.
+    pub fn former(&self) -> impl Iterator<Item = (AllocationId, Record, FileId)> {
+        (0..self.slots).filter_map(|slot| {
+            let (file, record) = (self.records.file(slot)?, self.records.record(slot)?);
+            Some((self.records.last(slot), record, file))
+        })
     }
 
     /// Remembers that the owner of an ended allocation has been told of its drain.

@@ -6,7 +6,7 @@
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
 use fdbroker_core::{DomainKey, FileId, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
-use fdbroker_protocol::{AllocationId, ErrorCode, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 3];
 
 /// Bytes of a record, and of the head before the first one.
-const RECORD_BYTES: usize = 60;
+const RECORD_BYTES: usize = 68;
 
 /// The words of a record.
 mod word {
@@ -37,6 +37,8 @@ mod word {
     pub const INODE: usize = 12;
     /// Major number in the high 12 bits, as the kernel has it in 32.
     pub const DEVICE: usize = 14;
+    /// Two words, the low one first.
+    pub const SIZE: usize = 15;
 }
 
 /// Bits of a minor number, of a device in 32 bits (linux/kdev_t.h).
@@ -48,6 +50,8 @@ const NO_CODE: u8 = 0;
 const RECALLABLE: u8 = 1;
 /// Bit of the flags: it has ended, and has not been drained.
 const LEASED: u8 = 2;
+/// Bits of the flags from this one on: a memory kind.
+const KIND_BIT: u32 = 2;
 
 /// The file, mapped.
 #[derive(Debug)]
@@ -117,23 +121,13 @@ impl Records {
 
     /// `lives` remembers the processes that were looked for.
     fn life(&self, slot: u32, lives: &mut HashMap<(u32, u32), bool>) -> FormerLife {
-        let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
-        let [listener, share, flags, code] = load(word::STANDING).to_le_bytes();
+        let [_, _, flags, code] = self.standing(slot);
         let ended = ErrorCode::from_number(code.into());
         let has_record = code == NO_CODE || flags & LEASED != 0;
-        let Some(share) = Share::from_number(share).filter(|_| has_record) else {
+        let Some(record) = self.record(slot).filter(|_| has_record) else {
             return FormerLife::Ended(ended.unwrap_or(ErrorCode::Stale));
         };
-        let (pid, started) = (load(word::PID), load(word::STARTED));
-        let random = self.long(slot, word::RANDOM);
-        let pod = PodKey([self.long(slot, word::POD), self.long(slot, word::POD + 2)]);
-        let record = Record {
-            domain: DomainKey { listener: listener.into(), uid: load(word::UID), pod },
-            gid: load(word::GID),
-            share,
-            recallable: flags & RECALLABLE != 0,
-            owner: OwnerKey { pid, started, random },
-        };
+        let OwnerKey { pid, started, .. } = record.owner;
         // A process of another PID namespace cannot be looked for.
         let look = || {
             pid == 0
@@ -149,6 +143,24 @@ impl Records {
         }
     }
 
+    /// What was said of the last allocation of a slot, live or not; `None`: it is damaged.
+    pub fn record(&self, slot: u32) -> Option<Record> {
+        let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
+        let [listener, share, flags, _] = self.standing(slot);
+        let (pid, started) = (load(word::PID), load(word::STARTED));
+        let random = self.long(slot, word::RANDOM);
+        let pod = PodKey([self.long(slot, word::POD), self.long(slot, word::POD + 2)]);
+        Some(Record {
+            domain: DomainKey { listener: listener.into(), uid: load(word::UID), pod },
+            gid: load(word::GID),
+            kind: MemoryKind::from_number(flags >> KIND_BIT)?,
+            size_bytes: self.long(slot, word::SIZE),
+            share: Share::from_number(share)?,
+            recallable: flags & RECALLABLE != 0,
+            owner: OwnerKey { pid, started, random },
+        })
+    }
+
     /// The last allocation of a slot; generation 0: there was none.
     pub fn last(&self, slot: u32) -> AllocationId {
         let generation = self.word(slot, word::GENERATION).load(Ordering::Relaxed);
@@ -158,19 +170,20 @@ impl Records {
     /// The allocation is live.
     pub fn live(&self, id: AllocationId, record: &Record) {
         let store = |at: usize, value: u32| self.word(id.slot, at).store(value, Ordering::Relaxed);
-        let Record { domain, gid, share, recallable, owner } = *record;
+        let Record { domain, gid, kind, size_bytes, share, recallable, owner } = *record;
         self.begin(id);
         store(word::UID, domain.uid);
         store(word::GID, gid);
         store(word::PID, owner.pid);
         store(word::STARTED, owner.started);
         self.set_long(id.slot, word::RANDOM, owner.random);
+        self.set_long(id.slot, word::SIZE, size_bytes);
         let PodKey(halves) = domain.pod;
         let halves = [word::POD, word::POD + 2].into_iter().zip(halves);
         halves.for_each(|(at, half)| self.set_long(id.slot, at, half));
         store(word::GENERATION, id.generation);
         let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);
-        let flags = if recallable { RECALLABLE } else { 0 };
+        let flags = if recallable { RECALLABLE } else { 0 } | (kind as u8) << KIND_BIT;
         self.stand(id.slot, [listener, share as u8, flags, NO_CODE]);
     }
 
@@ -260,6 +273,8 @@ mod tests {
                 ..DomainKey::new(15, u32::MAX - 2)
             },
             gid: 7,
+            kind: MemoryKind::CudaVmm,
+            size_bytes: u64::MAX - 9,
             share: Share::Gid,
             recallable: true,
             owner: OwnerKey { pid, started, random: u64::MAX - 1 },
@@ -307,7 +322,7 @@ mod tests {
         ];
         assert_eq!(records.former(8), all, "and nothing above the highest generation");
         let files: Vec<_> = (0..8).filter(|slot| records.file(*slot) == Some(file)).collect();
-        assert_eq!(files, [1, 2, 6], "and none of one before in its slot");
+        assert_eq!(files, [1, 2], "and none of what stood in a slot before");
         let larger = Records::create(&path, 9, Some(&records)).unwrap();
         assert_eq!(larger.former(8), all);
         let smaller = Records::open(&path, 3).unwrap().unwrap();

@@ -137,6 +137,11 @@ typedef int32_t fdbroker_code_t;
 #define FDBROKER_ABORTED 23             /* The group of objects is not in the making any more. */
 #define FDBROKER_VERSION 24             /* The name has another version than was expected. */
 #define FDBROKER_TOO_LONG 25            /* Too many objects, or too much for one answer: ask for less at a time. */
+
+/* The broker was killed, and its owner, which lives, could not give the memory to the next one in
+ * time: get a new handle. */
+#define FDBROKER_LOST 26
+
 #define FDBROKER_INVALID_ARGUMENT 64    /* Of this ABI alone: a pointer, size, flag or value that is not valid. */
 
 /* The name of a code, such as "NO_QUOTA"; "UNKNOWN" for any other number. A static string, never
@@ -1324,8 +1329,8 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 
-/* An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE or
- * FDBROKER_OWNER_GONE, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
+/* An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE,
+ * FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
  * lease. The memory stays mapped, and the lease counted, until the lease is released. lease is 0
  * when it belongs to the import cache. */
 #define FDBROKER_NOTICE_REVOKED 1
@@ -1350,6 +1355,11 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
  * FDBROKER_RECALLABLE nor was it kept, or the broker that came back did not take it. Its handle is
  * void: register again and pass on the new handle. */
 #define FDBROKER_NOTICE_REGISTRATION_LOST 7
+
+/* The broker has refused the fd that answered a recall; code says why. FDBROKER_UNSUPPORTED_FD: it
+ * cannot be shared, or is a memfd other than the one that the handle names. The allocation stays as
+ * it was, and its holders keep what they have. */
+#define FDBROKER_NOTICE_SUPPLY_REFUSED 8
 
 /* A recall: the broker has closed its fd of an allocation of this process, and asks for a new one. */
 typedef struct fdbroker_recall {
@@ -1389,7 +1399,9 @@ typedef fdbroker_code_t (*fdbroker_recall_fn)(void *user, const fdbroker_recall_
 typedef struct fdbroker_notice {
   uint64_t struct_size;          /* Bytes of this struct in the library; it has no fields beyond them. */
   uint32_t kind;                 /* FDBROKER_NOTICE_*; ignore kinds that you do not know. */
-  fdbroker_code_t code;          /* Why: of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST. */
+  /* Why: of FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST and
+   * FDBROKER_NOTICE_SUPPLY_REFUSED. */
+  fdbroker_code_t code;
   uint32_t slot;                 /* With generation: the allocation, as in fdbroker_handle_info_t. */
   uint32_t generation;
   uint64_t lease;                /* Of FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_RECLAIM; as in fdbroker_grant_t. */

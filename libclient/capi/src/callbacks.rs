@@ -60,8 +60,8 @@ pub type fdbroker_recall_fn = Option<
     ) -> fdbroker_code_t,
 >;
 
-/// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE or
-/// FDBROKER_OWNER_GONE, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
+/// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE,
+/// FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
 /// lease. The memory stays mapped, and the lease counted, until the lease is released. lease is 0
 /// when it belongs to the import cache.
 pub const FDBROKER_NOTICE_REVOKED: u32 = 1;

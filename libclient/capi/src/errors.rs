@@ -61,6 +61,9 @@ pub const FDBROKER_ABORTED: fdbroker_code_t = 23;
 pub const FDBROKER_VERSION: fdbroker_code_t = 24;
 /// Too many objects, or too much for one answer: ask for less at a time.
 pub const FDBROKER_TOO_LONG: fdbroker_code_t = 25;
+/// The broker was killed, and its owner, which lives, could not give the memory to the next one in
+/// time: get a new handle.
+pub const FDBROKER_LOST: fdbroker_code_t = 26;
 /// Of this ABI alone: a pointer, size, flag or value that is not valid.
 pub const FDBROKER_INVALID_ARGUMENT: fdbroker_code_t = 64;
 

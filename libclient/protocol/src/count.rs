@@ -20,6 +20,8 @@ table! {
     RecallsUnanswered = 7, recalls_unanswered, "recalls that the owner did not answer in time";
     Reclaims = 8, reclaims, "leases that holders were asked to give back";
     LongCalls = 9, long_calls, "times that messages of a user took the broker long, for which that user was not served for a while";
+    NamedAgain = 10, named_again, "allocations of a killed broker that their owners named again, or that were kept";
+    Lost = 11, lost, "allocations of a killed broker that are lost: their owners had ended, could not export them again, or did not name them in time";
 }
 
 table! {

@@ -89,6 +89,8 @@ error_codes! {
     Version = 24, "VERSION", "the name has another version than was expected; look at it again";
     /// Too many objects, or too much for one answer; value = the most.
     TooLong = 25, "TOO_LONG", "a name has at most 255 bytes, metadata 4096, a group 253 objects, an answer 32 KiB; ask for less at a time";
+    /// The broker was killed, and the memory could not be had again.
+    Lost = 26, "LOST", "the broker that held the memory was killed, and its owner could not give it to the next one in time; get a new handle from its owner, which lives on";
 }
 
 impl std::fmt::Display for ErrorCode {

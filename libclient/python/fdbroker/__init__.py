@@ -22,6 +22,7 @@ from ._errors import (
     Internal,
     InvalidArgument,
     LocalFdLimit,
+    Lost,
     NoQuota,
     NotConnected,
     NotFound,
@@ -56,7 +57,7 @@ for _class in list(globals().values()):
 
 __all__ = [
     "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Group", "Handle", "Internal",
-    "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
+    "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Lost", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
     "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
     "ShuttingDown", "Stale", "TimedOut", "TooLong",
     "UnsupportedFd", "VersionChanged", "View", "WrongNode", "connect", "device_count", "private_broker",

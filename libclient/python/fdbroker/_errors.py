@@ -119,6 +119,11 @@ class TooLong(Error):
     """Too many objects, or too much for one answer: ask for less at a time."""
 
 
+class Lost(Error):
+    """The broker was killed, and the owner, which lives, could not give the memory to the next one in time: get a new
+    handle."""
+
+
 class InvalidArgument(Error, ValueError):
     """An argument is not valid."""
 
@@ -131,7 +136,7 @@ class Closed(Error, ValueError):
 BY_CODE: Dict[int, Type[Error]] = dict(enumerate(
     [NotConnected, WrongNode, BadHandle, Stale, NotPermitted, NoQuota, Again, TimedOut, Cancelled, OwnerGone, OwnerSilent,
      LocalFdLimit, UnsupportedFd, NotSupported, Protocol, ShuttingDown, Internal, Exists, NotFound, NotSealed, Sealed,
-     SealedBusy, Aborted, VersionChanged, TooLong], 1))  # fmt: skip
+     SealedBusy, Aborted, VersionChanged, TooLong, Lost], 1))  # fmt: skip
 BY_CODE[64] = InvalidArgument
 for _code, _class in BY_CODE.items():
     _class.code = _code

@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, SEND_SLICE};
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
-use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
+use fdbroker_protocol::message::{GrantItem, RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Writer};
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 /// How far it is.
@@ -21,6 +22,8 @@ pub(crate) struct Resume {
     is_incomplete: bool,
     begun: Instant,
     pub sums: Sums,
+    /// Leases of ended memory that were told of: the broker's own word of them is still to come.
+    pub told: HashSet<u64>,
 }
 
 /// What became of all.
@@ -52,13 +55,20 @@ enum What {
 pub(crate) struct Outcome {
     pub named: Named,
     pub refused: Vec<RefusedLease>,
+    /// Leases that the broker has taken, and whose memory has ended.
+    pub ended: Vec<RefusedLease>,
 }
+
+/// A number (of a lease; for a registration, 1 = drained), and why the memory has ended, if it has;
+/// or why not.
+type Answer = Result<(u64, Option<ErrorCode>), ErrorCode>;
 
 impl Resume {
     /// At a first connection: what is named there was registered over no other.
     pub fn new() -> Self {
         let sums = Sums::default();
-        Resume { asked: None, is_incomplete: false, begun: Instant::now(), sums }
+        let told = HashSet::new();
+        Resume { asked: None, is_incomplete: false, begun: Instant::now(), sums, told }
     }
 
     /// At the connection after one that was lost.
@@ -91,6 +101,7 @@ impl Resume {
                     all.named.adopted.extend(outcome.named.adopted);
                     all.named.drained.extend(outcome.named.drained);
                     all.refused.extend(outcome.refused);
+                    all.ended.extend(outcome.ended);
                 }
                 None => break,
             }
@@ -151,16 +162,11 @@ impl Resume {
         }
     }
 
-    fn settle(
-        &mut self,
-        what: &What,
-        answers: &[Result<u64, ErrorCode>],
-        connection: &Connection,
-    ) -> Outcome {
+    fn settle(&mut self, what: &What, answers: &[Answer], connection: &Connection) -> Outcome {
         let holdings = &connection.common.holdings;
         match what {
             What::Naming(naming) => {
-                let is_drained = |answer: &Result<u64, _>| answer.map(|value| value == 1);
+                let is_drained = |answer: &Answer| answer.map(|(value, _)| value == 1);
                 let answers: Vec<_> = answers.iter().map(is_drained).collect();
                 // AGAIN: the broker is still busy with the end of the connection before this one.
                 let may_retry = self.begun.elapsed() < ANSWER_TIMEOUT;
@@ -171,11 +177,19 @@ impl Resume {
                 Outcome { named, ..Outcome::default() }
             }
             What::Declaring(declaring) => {
-                let (send, refused) = holdings.note_declared(connection.epoch, declaring, answers);
+                let numbers: Vec<_> =
+                    answers.iter().map(|it| it.map(|(number, _)| number)).collect();
+                let (send, refused) = holdings.note_declared(connection.epoch, declaring, &numbers);
+                let ended = declaring.items.iter().zip(answers).filter_map(|(item, answer)| {
+                    let (number, code) = answer.ok()?;
+                    Some(RefusedLease { id: item.handle.id(), number, code: code? })
+                });
+                let ended: Vec<RefusedLease> = ended.collect();
+                self.told.extend(ended.iter().map(|lease| lease.number));
                 connection.post_all(send);
                 self.sums.leases += answers.len();
                 self.sums.refused += refused.len();
-                Outcome { refused, ..Outcome::default() }
+                Outcome { refused, ended, ..Outcome::default() }
             }
         }
     }
@@ -212,27 +226,30 @@ impl What {
         self.len()
     }
 
-    /// The answers: a number (of a lease; for a registration, 1 = drained) or a code each.
+    /// The answers, one for each.
     fn look(
         &self,
         connection: &Connection,
         id: u64,
         call: &Call<'_>,
-    ) -> Option<Result<Vec<Result<u64, ErrorCode>>, Error>> {
+    ) -> Option<Result<Vec<Answer>, Error>> {
         connection.look(id, call, |reply| self.read(&reply))
     }
 
-    fn read(&self, reply: &Reply<'_>) -> Result<Vec<Result<u64, ErrorCode>>, DecodeError> {
+    fn read(&self, reply: &Reply<'_>) -> Result<Vec<Answer>, DecodeError> {
         let answers: Vec<_> = match self {
             What::Naming(_) => {
                 let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-                let value =
-                    |item: &Registered| item.status.result().map(|()| item.status.value.get());
+                let value = |item: &Registered| {
+                    item.status.result().map(|()| (item.status.value.get(), None))
+                };
                 items.iter().map(value).collect()
             }
             What::Declaring(_) => {
                 let (items, _) = reply.message.grants()?;
-                items.iter().map(|item| item.status.result().map(|()| item.lease.get())).collect()
+                let code = |value: u64| ErrorCode::from_number(u16::try_from(value).ok()?);
+                let taken = |item: &GrantItem| (item.lease.get(), code(item.status.value.get()));
+                items.iter().map(|item| item.status.result().map(|()| taken(item))).collect()
             }
         };
         check_count(reply.message.kind, answers.len(), self.len())?;

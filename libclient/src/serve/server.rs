@@ -290,7 +290,11 @@ impl Server {
         for key in drained {
             owner_of(&key).into_iter().for_each(|owner| owner.drained(key));
         }
-        for refused in outcome.refused {
+        let watchers = session.common.watchers.all();
+        for ended in &outcome.ended {
+            watchers.iter().for_each(|watcher| watcher.revoked(ended.id));
+        }
+        for refused in outcome.refused.into_iter().chain(outcome.ended) {
             let (id, lease, code) = (refused.id, refused.number, refused.code);
             tell(session, Notice::Revoked { id, lease, code });
         }
@@ -401,6 +405,9 @@ impl Server {
                 let watchers = connection.common.watchers.all();
                 let items = message.items::<RevokedItem>()?.iter();
                 for item in items.filter(|item| !unused.contains(&item.lease.get())) {
+                    if self.resume.told.remove(&item.lease.get()) {
+                        continue;
+                    }
                     let id = allocation(item.slot.get(), item.generation.get());
                     let code = ErrorCode::from_number(item.code.get()).unwrap_or(ErrorCode::Stale);
                     watchers.iter().for_each(|watcher| watcher.revoked(id));

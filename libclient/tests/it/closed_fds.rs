@@ -135,9 +135,7 @@ fn loses_its_arena() {
     }
     eventually("it is connected again", || client.is_connected());
     let is_lost = |notice: Notice| match notice {
-        Notice::RegistrationLost { id: lost, code, .. } => {
-            (lost, code) == (id, ErrorCode::OwnerGone)
-        }
+        Notice::RegistrationLost { id: lost, code, .. } => (lost, code) == (id, ErrorCode::Lost),
         _ => false,
     };
     assert!(receiver.try_iter().any(is_lost));

@@ -147,7 +147,7 @@ fn comeback_when_refused_then_told_one_by_one_and_no_broker_hears_of_them_again(
         code,
     };
     let refused_id = if refused == id(100) { 1 } else { 3 };
-    assert_eq!(told[0], lost(id(101), 2, ErrorCode::OwnerGone), "it cannot be recalled");
+    assert_eq!(told[0], lost(id(101), 2, ErrorCode::Lost), "it cannot be recalled");
     assert_eq!(told[1], lost(refused, refused_id, ErrorCode::NotPermitted));
     assert_eq!(told[2], Notice::Revoked { id: id(1), lease: 1, code: ErrorCode::OwnerGone });
     assert!(matches!(told[3], Notice::Reconnected { .. }));

@@ -472,7 +472,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
         other => panic!("{other:?}"),
     };
     let told = [(); 2].map(|()| lost(notices.recv_timeout(PATIENCE).unwrap()));
-    let gone = ErrorCode::OwnerGone;
+    let gone = ErrorCode::Lost;
     assert_eq!(told, [(id(5), 9, resident.base, gone), (id(4), 8, refused.base, gone)]);
     assert!(matches!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Reconnected { .. }));
     // The new broker's page shows this for all, for a time.

@@ -137,7 +137,7 @@ fn reconnect_when_made_before_then_memory_stays_and_is_not_shared_any_more() {
     assert_eq!((buffer.is_shared(), buffer.handle()), (false, None));
     let peer = broker.accept(Terms::default());
     let lost = notices.recv_timeout(PATIENCE).unwrap();
-    let (id, code) = (handle(1).id(), ErrorCode::OwnerGone);
+    let (id, code) = (handle(1).id(), ErrorCode::Lost);
     assert!(
         matches!(lost, Notice::RegistrationLost { id: i, code: c, .. } if (i, c) == (id, code))
     );

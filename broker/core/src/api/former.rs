@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::api::deposit::Judged;
 use crate::api::ids::{DomainKey, GroupId, JobKey, Now, OwnerKey};
 use crate::api::job_name::JobName;
-use fdbroker_protocol::{AllocationId, ErrorCode, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
 
 /// A kept allocation as it is remembered outside the broker: with its fd in the service manager's
 /// store, it outlives a crash.
@@ -31,12 +33,41 @@ pub struct Record {
     pub domain: DomainKey,
     /// Its owner's group.
     pub gid: u32,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Its size in bytes.
+    pub size_bytes: u64,
     /// Who may have it.
     pub share: Share,
     /// Its owner can give its fd again.
     pub recallable: bool,
     /// Its owner; not known of a kept one whose owner is gone.
     pub owner: OwnerKey,
+}
+
+/// What has become of the allocations of a broker that was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Comeback {
+    /// Their owners have named them again, or they were kept.
+    pub named: u64,
+    /// Their owners had ended.
+    pub without_owner: u64,
+    /// Their owners lived, and could not export them again.
+    pub not_recallable: u64,
+    /// Their owners have not named them in time.
+    pub not_named: u64,
+}
+
+impl Comeback {
+    /// Those that nobody can have any more, though no owner has ended them.
+    pub fn lost(&self) -> u64 {
+        self.checked_lost().unwrap_or(u64::MAX)
+    }
+
+    /// The same; `None`: they are more than there can be.
+    pub(crate) fn checked_lost(&self) -> Option<u64> {
+        self.without_owner.checked_add(self.not_recallable)?.checked_add(self.not_named)
+    }
 }
 
 /// What was remembered of a slot.

@@ -7,12 +7,12 @@
 //! broker finds both in its records, without fds, and waits for A. A request of B for slot 7 is
 //! parked. A connects, names 7, and says that this is all (`complete`): 7 is evicted, as if its fd
 //! had gone to make room, so B's request has A asked for the fd. 8 ends as STALE. Had A not come in
-//! the grace time, 7 would end as OWNER_GONE, and B's request with it. B declares its lease, so 7
+//! the grace time, 7 would end as LOST, and B's request with it. B declares its lease, so 7
 //! counts as leased, and is not drained before B releases it.
 
 use std::collections::VecDeque;
 
-use crate::api::{DomainKey, Now, OwnerKey};
+use crate::api::{Comeback, DomainKey, Now, OwnerKey};
 
 use fdbroker_protocol::ErrorCode;
 use rustc_hash::FxHashMap;
@@ -35,6 +35,9 @@ struct Estate {
     owner: FormerOwner,
     /// Slots that wait for the owner, and some that do not wait any more.
     slots: Vec<u32>,
+    /// Those of them that have ended since the owner has named all that is alive: their holders
+    /// may declare leases of them as long as there is time.
+    ended: Vec<u32>,
     /// The owner has named all that is alive.
     is_complete: bool,
 }
@@ -49,12 +52,13 @@ struct Awaited {
 /// How a slot stands that waits for its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Standing {
-    /// Its fd is lost: it ends unless its owner names it.
+    /// Its fd is closed: it ends unless its owner names it.
     Reserved,
     /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says
     /// nothing.
     Kept,
-    /// It has ended: its owner may want to hear when it is drained.
+    /// It has ended: its owner may want to hear when it is drained, and clients may have leases of
+    /// it.
     Ended,
 }
 
@@ -82,6 +86,10 @@ pub(crate) struct Continuity {
     /// before it is over.
     lingering: Vec<u32>,
     grace: Grace,
+    /// What has become of them so far.
+    pub(crate) comeback: Comeback,
+    /// The same, once the time is over.
+    over: Option<Comeback>,
     /// Places of the owners that have named all that is alive, and whose other slots have not all
     /// ended.
     complete: VecDeque<u32>,
@@ -93,7 +101,8 @@ impl Continuity {
         let next = u32::try_from(self.estates.len()).expect("owners are fewer than slots");
         let estate = *self.by_owner.entry(owner).or_insert(next);
         if estate == next {
-            self.estates.push(Estate { owner, slots: Vec::new(), is_complete: false });
+            let (slots, ended, is_complete) = (Vec::new(), Vec::new(), false);
+            self.estates.push(Estate { owner, slots, ended, is_complete });
         }
         self.estates[estate as usize].slots.push(slot);
         self.awaited.insert(slot, Awaited { estate, how });
@@ -117,6 +126,11 @@ impl Continuity {
             }
             _ => self.leave(slot),
         }
+    }
+
+    /// What has become of all, once the time is over; once.
+    pub fn take_comeback(&mut self) -> Option<Comeback> {
+        self.over.take()
     }
 
     /// The slot has ended under its owner: it is not drained before the grace time is over.
@@ -156,9 +170,14 @@ impl Continuity {
         match (self.grace, how) {
             (_, Standing::Ended) => None,
             _ if estate.is_complete => Some(ErrorCode::Stale),
-            (Grace::Ending(_), Standing::Reserved) => Some(ErrorCode::OwnerGone),
+            (Grace::Ending(_), Standing::Reserved) => Some(ErrorCode::Lost),
             _ => None,
         }
+    }
+
+    /// The process of an owner that lives, as far as was known at the begin.
+    pub fn pid_of(&self, slot: u32) -> Option<u32> {
+        self.estate_of(slot).map(|(estate, _)| estate.owner.key.pid)
     }
 
     /// The group of the slot's owner.
@@ -194,17 +213,31 @@ impl Continuity {
             {
                 return Some((slot, None));
             }
-            let Some(slot) = estate.and_then(|estate| estate.slots.pop()) else {
+            let slot = estate.and_then(|estate| {
+                let slot = estate.slots.pop();
+                if is_complete { slot } else { slot.or_else(|| estate.ended.pop()) }
+            });
+            let Some(slot) = slot else {
                 self.next_estate(is_complete);
                 continue;
             };
             let awaited = self.awaited.get(&slot).filter(|awaited| awaited.estate == place);
-            match awaited {
-                Some(Awaited { how: Standing::Ended, .. }) => return Some((slot, None)),
-                Some(_) if is_complete => return Some((slot, Some(ErrorCode::Stale))),
-                Some(Awaited { how: Standing::Kept, .. }) => self.leave(slot),
-                Some(_) => return Some((slot, Some(ErrorCode::OwnerGone))),
-                None => {}
+            let Some(how) = awaited.map(|awaited| awaited.how) else { continue };
+            match how {
+                Standing::Kept if !is_complete => self.leave(slot),
+                Standing::Kept => return Some((slot, Some(ErrorCode::Stale))),
+                // As long as there is time it stays.
+                Standing::Ended | Standing::Reserved if is_complete => {
+                    self.estates[place as usize].ended.push(slot);
+                    if how == Standing::Reserved {
+                        return Some((slot, Some(ErrorCode::Stale)));
+                    }
+                }
+                Standing::Ended => return Some((slot, None)),
+                Standing::Reserved => {
+                    self.comeback.not_named += 1;
+                    return Some((slot, Some(ErrorCode::Lost)));
+                }
             }
         }
         None
@@ -217,7 +250,10 @@ impl Continuity {
             Grace::Ending(place) if place < self.estates.len() => {
                 self.grace = Grace::Ending(place + 1);
             }
-            Grace::None | Grace::Until(_) | Grace::Ending(_) => *self = Continuity::default(),
+            Grace::None | Grace::Until(_) | Grace::Ending(_) => {
+                let over = Some(self.comeback);
+                *self = Continuity { over, ..Continuity::default() };
+            }
         }
     }
 
@@ -235,7 +271,8 @@ impl Continuity {
                 let awaited = self.awaited.get(slot).filter(|awaited| awaited.estate == place)?;
                 Some((*slot, awaited.how))
             };
-            let slots: Vec<_> = estate.slots.iter().filter_map(awaited).collect();
+            let all = estate.slots.iter().chain(&estate.ended);
+            let slots: Vec<_> = all.filter_map(awaited).collect();
             (!slots.is_empty()).then_some((estate.owner, estate.is_complete, slots))
         })
     }

@@ -42,6 +42,8 @@ pub struct Lease {
     pub mapped: bool,
     /// Its allocation has ended, and its holder is charged for the memory and told.
     pub ended: bool,
+    /// It is of before a crash.
+    pub declared: bool,
     #[serde(skip)]
     links: [Link; LEASE_LISTS],
 }
@@ -149,11 +151,16 @@ impl Leases {
 
     /// A new lease; its slot.
     pub fn insert(&mut self, client: u32, allocation: u32, since: Now, mapped: bool) -> u32 {
-        let (asked, ended, links) = (0, false, Default::default());
-        let lease = Lease { since, allocation, client, asked, mapped, ended, links };
+        let (asked, [ended, declared], links) = (0, [false; 2], Default::default());
+        let lease = Lease { since, allocation, client, asked, mapped, ended, declared, links };
         let (lease, _) = self.table.insert(lease).expect("2^32 slots outlast memory");
         self.shelve(lease);
         lease
+    }
+
+    /// Its holder had it before a crash.
+    pub fn declare(&mut self, lease: u32) {
+        self.table[lease].declared = true;
     }
 
     /// Takes a lease out that is in no list of its allocation any more.

@@ -81,6 +81,7 @@ impl Ledger {
         assert!(scope.account.is_zero(), "invariant 3: who is gone has zero: {scope:?}");
         assert!(scope.lru.is_empty() && scope.askable.iter().all(Index::is_empty));
         assert!(scope.creditors.is_empty() && scope.idle_credits == 0);
+        assert_eq!(scope.declared, [0; LEASE_KINDS]);
         assert!(scope.coming == 0 && scope.evictable == 0 && scope.resident_bytes == 0);
         scope.is_closed = true;
         self.drop_if_closed(id);
@@ -211,6 +212,25 @@ impl Ledger {
         Ok(())
     }
 
+    /// Which cap is in the way of another declared lease: there can have been no more of them than
+    /// the caps allow, whatever has been granted since.
+    pub fn fits_declared(&self, from: ScopeId, charge: Charge, kind: usize) -> Result<(), Blocked> {
+        visit(1);
+        for id in self.path(from) {
+            let is_full = |it: &Resource| self.cap(id, *it) <= self[id].declared[kind];
+            if let Some(resource) = charge.resources().find(is_full) {
+                return Err(Blocked { resource, scope: id });
+            }
+        }
+        Ok(())
+    }
+
+    /// One more lease of a kind is a declared one, or one less.
+    pub fn count_declared(&mut self, from: ScopeId, kind: usize, is_more: bool) {
+        let count = |now: u64| if is_more { now + 1 } else { now - 1 };
+        self.walk(from, None, |scope| scope.declared[kind] = count(scope.declared[kind]));
+    }
+
     /// Makes the charge whatever the caps.
     pub fn add(&mut self, from: ScopeId, charge: Charge) {
         self.walk(from, None, |scope| scope.account.add(charge));
@@ -227,9 +247,10 @@ impl Ledger {
         let (caps, mut is_above) = (self.caps, false);
         self.walk(from, below, |scope| {
             scope.account.add(charge);
-            is_above |= scope.account.is_above(charge.0, &caps[scope.kind]);
+            let above = |it| scope.account.is_above(it, &caps[scope.kind]);
+            is_above |= charge.resources().any(above);
         });
-        self.let_stay(charge.0);
+        charge.resources().for_each(|resource| self.let_stay(resource));
         is_above
     }
 

@@ -298,11 +298,6 @@ impl Registry {
         self.enter(slot);
     }
 
-    /// The size of an ended allocation of before a crash is known now.
-    pub fn set_former_size(&mut self, slot: u32, size_bytes: u64) {
-        self.table[slot].size_bytes = size_bytes;
-    }
-
     /// The owner of an allocation is gone.
     pub fn take_from_owner(&mut self, slot: u32) {
         if self.table[slot].is_live() {

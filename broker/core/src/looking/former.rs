@@ -35,7 +35,7 @@ impl KeptGroup<'_> {
 impl Core {
     /// Begins anew after a broker that was killed: what was live is reserved for its owners, who
     /// may name it within `grace_us`; what it kept lives on without its owner for `keep_ttl_us`;
-    /// what nobody can bring back has ended. `first_generation` must be above every generation of
+    /// what nobody can bring back has ended, and its holders may declare it in that time. `first_generation` must be above every generation of
     /// `former`.
     ///
     /// # Errors
@@ -61,10 +61,16 @@ impl Core {
         for FormerSlot { id, life } in former.slots {
             let (record, how) = match life {
                 FormerLife::Live { record, .. } if kept.contains(id) => (record, Standing::Kept),
-                FormerLife::Live { record, .. } => (record, Standing::Reserved),
+                FormerLife::Live { record, owner_lives } => {
+                    match (owner_lives, record.recallable) {
+                        (true, true) => (record, Standing::Reserved),
+                        _ => (record, Standing::Ended),
+                    }
+                }
                 FormerLife::Leased { record, .. } => (record, Standing::Ended),
                 FormerLife::Ended(_) => continue,
             };
+            core.count_former(life, how);
             // A group of objects waits for nobody.
             if core.books.allocations.is_full(id.slot) && !of_groups.contains(id) {
                 let Record { domain, gid, owner: key, .. } = *record;
@@ -105,25 +111,37 @@ impl Core {
         is_kept: bool,
         now: Now,
     ) -> Result<Allocation, u16> {
-        let (record, can_return, state, code) = match life {
+        let (record, state) = match life {
             FormerLife::Ended(code) => return Err(*code as u16 | DRAINED),
-            FormerLife::Leased { record, owner_lives, code } => {
-                (record, *owner_lives, State::Ended(*code), *code)
-            }
-            // Without its owner, or its owner's way to export it again, its fd is lost.
-            FormerLife::Live { record, owner_lives } => {
-                let can_return = is_kept || *owner_lives && record.recallable;
-                (record, can_return, State::Reserved, ErrorCode::OwnerGone)
-            }
+            FormerLife::Leased { record, code, .. } => (record, State::Ended(*code)),
+            FormerLife::Live { record, owner_lives } => match (owner_lives, record.recallable) {
+                _ if is_kept => (record, State::Reserved),
+                (true, true) => (record, State::Reserved),
+                // Without its owner, or its owner's way to export it again, its fd is lost.
+                (true, false) => (record, State::Ended(ErrorCode::Lost)),
+                (false, _) => (record, State::Ended(ErrorCode::OwnerGone)),
+            },
         };
-        let domain = if can_return { self.books.domain(record.domain) } else { None };
-        let domain = domain.ok_or(code as u16)?;
-        // Its domain and share are known, and nothing else.
-        let Record { share, recallable, .. } = *record;
-        // Facts that say "none", and no type of their own: views, messages and the lists of the
-        // command show these of each allocation, and would all have to know of another kind.
-        let deposit = Deposit { share, recallable, ..Facts::NONE.into() };
+        let code = if let State::Ended(code) = state { code } else { ErrorCode::Lost };
+        let domain = self.books.domain(record.domain).ok_or(code as u16)?;
+        let Record { kind, size_bytes, share, recallable, .. } = *record;
+        let deposit = Deposit { share, recallable, ..Facts::new(kind, size_bytes).into() };
         Ok(Allocation::new(&deposit, NONE, domain, state, now))
+    }
+
+    /// What was live and cannot come back is lost.
+    fn count_former(&mut self, life: &FormerLife, how: Standing) {
+        let FormerLife::Live { owner_lives, .. } = life else { return };
+        let comeback = &mut self.books.continuity.comeback;
+        match (how, owner_lives) {
+            (Standing::Reserved, _) => return,
+            (Standing::Kept, _) => comeback.named += 1,
+            (Standing::Ended, true) => comeback.not_recallable += 1,
+            (Standing::Ended, false) => comeback.without_owner += 1,
+        }
+        let is_lost = how == Standing::Ended;
+        self.books.counters.lost += u64::from(is_lost);
+        self.books.counters.named_again += u64::from(!is_lost);
     }
 
     /// The fd of a slot has outlived the crash: it lives on without its owner.

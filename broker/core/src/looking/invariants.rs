@@ -83,6 +83,9 @@ impl Core {
         for (_, lease) in self.books.leases.iter_from(0) {
             let scope = self.books.scope_of(lease.client);
             right.add(scope, lease_charge(lease.mapped));
+            if lease.declared {
+                right.count_declared(scope, usize::from(lease.mapped), true);
+            }
             let allocation = &self.books.allocations[lease.allocation];
             assert!(!lease.ended || !allocation.is_live(), "a lease ended before its allocation");
             if lease.ended {

@@ -15,6 +15,8 @@ impl Core {
         let record = Record {
             domain: self.books.clients.domain_key(allocation.domain),
             gid: self.books.gid_of(slot)?,
+            kind: allocation.traits.kind(),
+            size_bytes: allocation.size_bytes,
             share: allocation.traits.share(),
             recallable: allocation.traits.is_recallable(),
             owner: owner.map_or(OwnerKey::default(), |owner| owner.key),

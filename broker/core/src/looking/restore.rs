@@ -93,6 +93,10 @@ impl Core {
         ensure(beside == Beside::default(), "what is of no allocation", 0u32)?;
         core.check_restored_objects(now)?;
         core.restore_leases(saved.leases, saved.to_tell, now)?;
+        let lost = saved.comeback.checked_lost();
+        ensure(lost.is_some_and(|lost| lost < u64::MAX / 2), "comeback", 0u32)?;
+        ensure(saved.comeback.named < u64::MAX / 2, "comeback", 0u32)?;
+        core.books.continuity.comeback = saved.comeback;
         core.restore_continuity(saved.owners, saved.grace_until)?;
         core.recount();
         core.check_uses()?;
@@ -281,7 +285,12 @@ impl Core {
         }
         all.sort_unstable();
         for (_, number) in all {
-            let Lease { allocation, asked, .. } = self.books.leases[number];
+            let Lease { allocation, asked, client, declared, mapped, .. } =
+                self.books.leases[number];
+            if declared {
+                let scope = self.books.scope_of(client);
+                self.books.ledger.count_declared(scope, usize::from(mapped), true);
+            }
             let (ended, is_to_tell) =
                 (!self.books.allocations[allocation].is_live(), to_tell.remove(&number));
             ensure(!is_to_tell || ended || asked != 0, "lease to ask for", number)?;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::api::{File, FileId, Now};
+use crate::api::{Comeback, File, FileId, Now};
 use crate::books::clients::{Domain, Job};
 use crate::books::continuity::{FormerOwner, Standing};
 use crate::books::objects::saved::SavedObjects;
@@ -43,6 +43,8 @@ pub struct Saved {
     pub(crate) owners: SavedOwners,
     /// Until when these may name their slots; `None`: it is too late.
     pub(crate) grace_until: Option<Now>,
+    /// What has become of the others so far.
+    pub(crate) comeback: Comeback,
     /// Gone clients not yet torn down, in their turn.
     pub(crate) dying: VecDeque<u32>,
     /// Being drained: clients ever connected when that began.
@@ -100,6 +102,7 @@ impl Core {
                 Grace::Until(at) => Some(at),
                 Grace::None | Grace::Ending(_) => None,
             },
+            comeback: self.books.continuity.comeback,
             dying: self.books.clients.dying().clone(),
             draining: self.books.draining,
             objects: self.books.objects.save(),

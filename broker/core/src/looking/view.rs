@@ -8,7 +8,7 @@ use crate::books::{Account, Allocation, Client, Lease, Recall, ScopeId, State};
 use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, Facts, Resource};
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, ErrorCode, Facts, Resource};
 
 /// The node at a glance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub struct AllocationView<'a> {
     pub domain: DomainKey,
     /// It is the memory of named objects.
     pub named: bool,
+    /// Of before a crash: its owner's pid, if that lived then; else 0.
+    pub former_pid: u32,
 }
 
 /// One lease.
@@ -171,6 +173,12 @@ impl Core {
             job: self.books.job_of_slot(slot).map(|job| self.books.clients.job_key(job)),
             domain: self.books.clients.domain_key(allocation.domain),
             named: self.books.objects.groups.number_in(slot).is_some(),
+            former_pid: match allocation.state {
+                State::Ended(ErrorCode::Lost) | State::Reserved => {
+                    self.books.continuity.pid_of(slot).unwrap_or(0)
+                }
+                _ => 0,
+            },
         })
     }
 

@@ -2,7 +2,7 @@
 //! list and not the others.
 
 use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
-use crate::books::{Blocked, Books, Charge, Charged, Chore, Client};
+use crate::books::{Blocked, Books, Charge, Charged, Chore, Client, lease_charge};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {
@@ -159,6 +159,26 @@ impl Books {
         if is_above && self.timers.chore(Chore::Drain).is_none() {
             self.timers.set_chore(Chore::Drain, Some(Now(0)));
         }
+    }
+
+    /// Charges a client with a lease of before a crash, within the share of its domain. It has the
+    /// fd or the memory already: beyond its caps, too, but no more than these can have allowed.
+    pub(crate) fn charge_declared(&mut self, client: u32, mapped: bool) -> Result<(), Blocked> {
+        let (charge, kind) = (lease_charge(mapped), usize::from(mapped));
+        let scope = self.scope_of(client);
+        let done =
+            if mapped { self.charge(client, charge) } else { self.charge_share(client, charge) };
+        match done {
+            Err(blocked) if blocked.beyond_share().is_some() => return Err(blocked),
+            Err(_) => {
+                self.ledger.fits_declared(scope, charge, kind)?;
+                let is_above = self.ledger.grow(scope, None, charge);
+                self.drain_soon(is_above);
+            }
+            Ok(()) => {}
+        }
+        self.ledger.count_declared(scope, kind, true);
+        Ok(())
     }
 
     /// Charges a client with leases or fds of its own, within the share of its domain.

@@ -56,11 +56,10 @@ impl Books {
         self.drain_if_done(slot);
     }
 
-    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named
-    /// again after a crash is not remembered: the broker has seen no file of it.
+    /// Has the daemon remember the end, for `fdbroker audit`.
     fn remember_end(&self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
-        if allocation.domain == NONE || allocation.state == State::Reserved {
+        if allocation.domain == NONE {
             return;
         }
         let job = self.job_of_slot(slot);

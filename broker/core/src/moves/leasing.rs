@@ -51,8 +51,11 @@ impl Books {
 
     /// The same, but for its charge: the caller takes that back.
     pub(crate) fn remove_lease(&mut self, slot: u32, step: &mut Step) {
-        let Lease { allocation, client, ended, .. } = self.leases[slot];
+        let Lease { allocation, client, ended, mapped, declared, .. } = self.leases[slot];
         self.unask(slot);
+        if declared {
+            self.ledger.count_declared(self.scope_of(client), usize::from(mapped), false);
+        }
         self.allocations.take_lease(allocation, &mut self.leases, slot);
         self.leases.remove(slot);
         if self.allocations[allocation].leases.is_empty() {
@@ -75,6 +78,11 @@ impl Books {
         if !self.leases[lease].ended {
             // That it has ended is to be told all the same.
             self.unask(lease);
+        }
+        if self.leases[lease].declared {
+            let scope = self.scope_of(self.leases[lease].client);
+            self.ledger.count_declared(scope, 0, false);
+            self.ledger.count_declared(scope, 1, true);
         }
         self.leases.set_mapped(lease);
         self.may_be_asked_for(lease);

@@ -12,7 +12,7 @@ use crate::limits::{
     SILENT_QUEUES_PER_STEP, TIMERS_PER_STEP, WAITERS_WOKEN_PER_STEP, WATCHERS_WOKEN_PER_STEP,
 };
 use crate::moves::Step;
-use fdbroker_protocol::{MAX_BATCH, Resource, Scope};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope};
 
 /// What eviction or reclaim brings down; the fds first, because evictions of those help both.
 const DRAINED: [Resource; 5] = [
@@ -57,8 +57,12 @@ impl Core {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
             let Some((slot, lost)) = self.books.continuity.next_lost(&mut looks) else { break };
-            self.books.continuity.leave(slot);
+            // Of what its owner has ended clients may have leases, which they may declare in time.
+            if lost != Some(ErrorCode::Stale) {
+                self.books.continuity.leave(slot);
+            }
             if let Some(code) = lost {
+                self.books.counters.lost += u64::from(code == ErrorCode::Lost);
                 self.books.end(slot, code, step);
             }
             // What has lingered may have been drained meanwhile, and its slot used again.

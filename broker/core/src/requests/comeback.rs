@@ -4,11 +4,11 @@
 //! holder may not have.
 
 use crate::api::{
-    Asker, ClientId, Declared, Deposit, Effect, Granted, Item, NONE, OwnerKey, Redeposit,
+    Asker, ClientId, Comeback, Declared, Deposit, Effect, Granted, Item, NONE, OwnerKey, Redeposit,
     Registered,
 };
 use crate::books::continuity::FormerOwner;
-use crate::books::{Allocation, Charge, Fate, State, lease_charge};
+use crate::books::{Allocation, Charge, Fate, State};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::requests::register::NOTHING;
@@ -77,7 +77,7 @@ impl Core {
         }
         let allocation = &self.books.allocations[slot];
         let is_held = allocation.is_held();
-        let is_same = !is_held || item.ended || deposit.facts.size_bytes == allocation.size_bytes;
+        let is_same = item.ended || deposit.facts.size_bytes == allocation.size_bytes;
         if !deposit.has_sound_range() || !is_same {
             return Err(ErrorCode::Protocol.into());
         }
@@ -87,7 +87,7 @@ impl Core {
         // Without its fd it is gone; so is what stood at an address that holds something else now,
         // as it is when an address is used again in life.
         let lost = match self.books.allocations.overlapping(client, deposit.range()) {
-            _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
+            _ if !is_held && !deposit.recallable => Some(ErrorCode::Lost),
             Some(_) => Some(ErrorCode::Stale),
             None => None,
         };
@@ -103,6 +103,10 @@ impl Core {
             self.own_again(client, slot, deposit, step)?
         }
         self.books.continuity.leave(slot);
+        if !is_held {
+            self.books.continuity.comeback.named += 1;
+            self.books.counters.named_again += 1;
+        }
         step.fx.list.push(Effect::Publish { slot, generation: id.generation });
         Ok(())
     }
@@ -117,14 +121,7 @@ impl Core {
         step: &mut Step,
     ) -> Result<(), Status> {
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], false)?;
-        let allocation = &self.books.allocations[slot];
-        let (is_live, is_leased) = (allocation.is_live(), !allocation.leases.is_empty());
-        // The size of what was held is known, and that of leases which were declared of an ended
-        // one before is no bytes: they were charged for so many.
-        if !allocation.is_held() && (is_live || !is_leased) {
-            self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
-        }
-        if is_live {
+        if self.books.allocations[slot].is_live() {
             self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);
@@ -239,14 +236,24 @@ impl Core {
             Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => {}
         }
         let mapped = !declared.open;
-        if let Err(blocked) = self.books.charge(client.0, lease_charge(mapped)) {
+        if let Err(blocked) = self.books.charge_declared(client.0, mapped) {
             return Err(self.books.refusal(client.0, blocked));
         }
         let lease = self.books.enter_lease(client.0, id.slot, mapped, step);
+        self.books.leases.declare(lease.0 as u32);
         if has_ended {
             self.books.pin_declared(id.slot, lease.0 as u32);
         }
-        Ok(self.books.allocations.mark_used(id.slot, step.now).granted(declared.wanted, lease))
+        let granted = self.books.allocations.mark_used(id.slot, step.now);
+        let granted = granted.granted(declared.wanted, lease);
+        let value = self.books.allocations[id.slot].ended().map_or(0, |code| code as u64);
+        Ok(Granted { status: Status { value: value.into(), ..Status::OK }, ..granted })
+    }
+
+    /// What has become of the allocations of before a crash, when the time for their owners is
+    /// over: once.
+    pub fn take_comeback(&mut self) -> Option<Comeback> {
+        self.books.continuity.take_comeback()
     }
 
     /// An owner has named all that is alive of what it had before the crash: the rest ends.

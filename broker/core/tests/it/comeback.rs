@@ -143,7 +143,7 @@ fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_oth
     while world.core.reserved() > 0 {
         world.fx.clear();
         world.core.poll(world.now, &mut world.fx);
-        assert!(world.fx.list.len() <= limits::RESERVED_ENDS_PER_STEP);
+        assert!(world.fx.ended.len() <= limits::RESERVED_ENDS_PER_STEP);
         polls += 1;
         let is_second_there = world.core.end_of(id(ALL, 9)).is_none();
         assert!(polls < 3 || !is_second_there, "the small owner waits for the large one");

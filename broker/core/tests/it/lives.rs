@@ -17,7 +17,15 @@ pub(super) const KEY: OwnerKey = OwnerKey { pid: 4000, started: 5, random: 7 };
 /// What was remembered of a deposit of the owner.
 pub(super) fn record() -> Record {
     let domain = DomainKey::new(0, 1000);
-    Record { domain, gid: 100, share: Share::Uid, recallable: true, owner: KEY }
+    Record {
+        domain,
+        gid: 100,
+        kind: fdbroker_protocol::MemoryKind::Memfd,
+        size_bytes: deposit(1).facts.size_bytes,
+        share: Share::Uid,
+        recallable: true,
+        owner: KEY,
+    }
 }
 
 /// What was remembered when these were live.
@@ -255,8 +263,8 @@ fn grace_when_a_million_are_reserved_then_no_step_ends_more_than_its_share() {
     while core.reserved() > 0 {
         fx.clear();
         core.poll(Now(1_000_000), &mut fx);
-        assert!(fx.list.len() <= limits::RESERVED_ENDS_PER_STEP);
-        ended += fx.list.len();
+        assert!(fx.ended.len() <= limits::RESERVED_ENDS_PER_STEP);
+        ended += fx.ended.len();
         steps += 1;
         assert!(steps < 2 * 1_000_000 / limits::RESERVED_ENDS_PER_STEP, "it does not end");
     }

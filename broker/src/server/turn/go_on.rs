@@ -7,7 +7,7 @@ use crate::clients::connections::Connections;
 use crate::clients::handshakes::Handshake;
 use crate::clients::lobby::Caller;
 use crate::clients::metrics::Metrics;
-use crate::fds::files::Files;
+use crate::fds::files::{Files, NOT_KNOWN_SINCE};
 use crate::fds::jobs::Report;
 use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
@@ -22,7 +22,7 @@ use crate::node::warden::News;
 use crate::readiness::{Source, register, watch};
 use crate::server::parts::Server;
 use crate::settings::Mode;
-use fdbroker_core::{ClientId, Core, Now, RequestId};
+use fdbroker_core::{ClientId, Core, Ended, Now, Record, RequestId};
 use fdbroker_protocol::{MemoryKind, NodeKey};
 use std::collections::HashSet;
 use std::io;
@@ -132,13 +132,20 @@ impl Server {
         self.fds.flush();
     }
 
-    /// What the records of a former broker say of the files of allocations is known from now on.
+    /// What the records of a broker that was killed say of files is known from now on: of what its
+    /// owner may name again, and of what has ended, for `fdbroker audit`.
     pub(crate) fn know_former(&mut self) {
-        for view in self.core.allocations(0..u32::MAX) {
-            let slot = view.id.slot;
-            let file = self.node.page().file(slot).filter(|_| self.fds.files(slot).inode == 0);
-            if let Some(file) = file {
-                self.fds.put(slot, view.record.traits.kind(), Files::of(file), None);
+        for (id, record, file) in self.node.page().former() {
+            let Record { kind, size_bytes, domain, owner, .. } = record;
+            if self.core.allocation(id).is_some() {
+                // Clients may have leases of earlier files, but for memfds.
+                let since_us = if kind == MemoryKind::Memfd { 0 } else { NOT_KNOWN_SINCE };
+                self.fds.put(id.slot, kind, Files { since_us, ..Files::of(file) }, None);
+            }
+            if let Some(code) = self.core.end_of(id) {
+                let (pid, job, is_leased) = (owner.pid, None, false);
+                let ended = Ended { id, kind, size_bytes, domain, pid, job, code, is_leased };
+                self.fds.tombstones.add(&ended, Files::of(file), self.now);
             }
         }
     }

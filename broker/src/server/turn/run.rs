@@ -12,7 +12,7 @@ use crate::readiness::Source;
 use crate::server::parts::chores::Chore;
 use crate::server::parts::{Ending, Server};
 use crate::settings::assignment;
-use fdbroker_core::{DomainKey, Input, Note};
+use fdbroker_core::{Comeback, DomainKey, Input, Note};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 use mio::Events;
@@ -195,7 +195,23 @@ impl Server {
     fn poll_core(&mut self) {
         let mut effects = self.feedback.take_list();
         self.core.poll(self.now, &mut effects);
+        self.note_comeback();
         self.settle(effects);
+    }
+
+    /// Says once what has become of all that was live before a crash.
+    fn note_comeback(&mut self) {
+        let Some(comeback) = self.core.take_comeback() else { return };
+        let Comeback { named, without_owner, not_recallable, not_named } = comeback;
+        let lost = comeback.lost();
+        let level = if lost > 0 { log::Level::Warn } else { log::Level::Info };
+        let pinned = self.core.now_in_node(Resource::PinnedBytes);
+        log::log!(
+            level,
+            "the broker before was killed: {named} of its allocations were named again or kept, {lost} are lost \
+             ({without_owner} whose owners have ended, {not_recallable} that cannot be exported again, \
+             {not_named} that their owners did not name in time); clients still have {pinned} bytes of what has ended"
+        );
     }
 
     /// Tells the core what some of the memfds that are held pin now. All are looked at in a round.

@@ -129,7 +129,7 @@ impl Registrations {
         }
         let ended = lost.into_iter().filter_map(|(id, named)| {
             self.vacate(&named, id);
-            (named.count > 0 && !named.is_gone()).then(|| named.lost(id, ErrorCode::OwnerGone))
+            (named.count > 0 && !named.is_gone()).then(|| named.lost(id, ErrorCode::Lost))
         });
         ended.collect()
     }

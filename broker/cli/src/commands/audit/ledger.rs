@@ -167,7 +167,7 @@ impl Ledger {
             files,
             keep: record.flags & register_flags::KEEP != 0,
             named: record.flags & register_flags::NAMED != 0,
-            owner_pid: if record.owner_gone == 0 { record.owner_pid.get() } else { 0 },
+            owner_pid: record.owner_pid.get(),
             owner_gone: record.owner_gone != 0,
             owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
             size_bytes: record.facts.size_bytes.get(),

@@ -58,6 +58,8 @@ pub struct ScopeRecord {
     /// Bytes of held memory that cannot be had again once its fd is closed; of domains and the
     /// node.
     pub resident_bytes: u128,
+    /// Leases of before a crash that its clients have declared, by kind of lease.
+    pub declared: [u64; LEASE_KINDS],
     /// The most fds that it wants to be held; [`NO_CAP`]: no bound.
     pub(super) most_held: u64,
     /// Nothing is charged to it any more.
