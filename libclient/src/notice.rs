@@ -16,8 +16,8 @@ pub enum Notice {
         id: AllocationId,
         /// The number of the lease, [`crate::Lease::number`].
         lease: u64,
-        /// STALE (released, address reused, revoked), OWNER_GONE or, after a broker that was killed,
-        /// LOST; NO_QUOTA too when the broker came back and did not take the lease again.
+        /// STALE (released, address reused, revoked), OWNER_GONE or, after a broker that was
+        /// killed, LOST; NO_QUOTA too when the broker came back and did not take the lease again.
         code: ErrorCode,
     },
     /// An allocation of this client has ended and its last lease is gone: its memory may be used

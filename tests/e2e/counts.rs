@@ -1,6 +1,6 @@
-//! Counts after a crash of the broker without a store: what clients still hold of memory that cannot
-//! come back is charged to them alone, so that the ledger and /proc agree. Must never count what the
-//! broker says by itself: /proc of stopped processes is the measure.
+//! Counts after a crash of the broker without a store: what clients still hold of memory that
+//! cannot come back is charged to them alone, so that the ledger and /proc agree. Must never count
+//! what the broker says by itself: /proc of stopped processes is the measure.
 
 use crate::comeback::{long_grace, short_grace};
 use crate::support::broker::Broker;

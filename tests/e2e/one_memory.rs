@@ -1,6 +1,6 @@
-//! A handle names one memory from its registration to its end: a memfd that is supplied or deposited
-//! again in its place is refused, its owner is told, and nothing is lost by that. Must never take
-//! another fd of the same memfd for other memory.
+//! A handle names one memory from its registration to its end: a memfd that is supplied or
+//! deposited again in its place is refused, its owner is told, and nothing is lost by that. Must
+//! never take another fd of the same memfd for other memory.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;

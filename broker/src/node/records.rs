@@ -211,8 +211,9 @@ impl Records {
     /// The fd of the last allocation of a slot is of this file.
     pub fn note_file(&self, slot: u32, file: Option<FileId>) {
         let FileId { device, inode } = file.unwrap_or(FileId { device: 0, inode: 0 });
-        let device = (device >> 32 << MINOR_BITS | device & 0xffff_ffff) as u32;
-        self.word(slot, word::DEVICE).store(device, Ordering::Relaxed);
+        // A number as the kernel has it fits; what does not is never taken for it.
+        let device = u32::try_from(device >> 32 << MINOR_BITS | device & 0xffff_ffff);
+        self.word(slot, word::DEVICE).store(device.unwrap_or(u32::MAX), Ordering::Relaxed);
         self.set_long(slot, word::INODE, inode);
     }
 
@@ -229,9 +230,9 @@ impl Records {
     }
 
     fn set_long(&self, slot: u32, at: usize, value: u64) {
-        let halves = [value & 0xffff_ffff, value >> 32];
-        for (at, half) in (at..).zip(halves) {
-            self.word(slot, at).store(half as u32, Ordering::Relaxed);
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        for (at, half) in (at..).zip([[a, b, c, d], [e, f, g, h]]) {
+            self.word(slot, at).store(u32::from_le_bytes(half), Ordering::Relaxed);
         }
     }
 

@@ -61,9 +61,9 @@ pub type fdbroker_recall_fn = Option<
 >;
 
 /// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE,
-/// FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
-/// lease. The memory stays mapped, and the lease counted, until the lease is released. lease is 0
-/// when it belongs to the import cache.
+/// FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no
+/// room for the lease. The memory stays mapped, and the lease counted, until the lease is released.
+/// lease is 0 when it belongs to the import cache.
 pub const FDBROKER_NOTICE_REVOKED: u32 = 1;
 /// The last lease of an ended allocation of this process is gone: its memory may be used anew.
 pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
@@ -83,8 +83,8 @@ pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
 pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
 /// The broker has refused the fd that answered a recall; code says why. FDBROKER_UNSUPPORTED_FD: it
-/// cannot be shared, or is a memfd other than the one that the handle names. The allocation stays as
-/// it was, and its holders keep what they have.
+/// cannot be shared, or is a memfd other than the one that the handle names. The allocation stays
+/// as it was, and its holders keep what they have.
 pub const FDBROKER_NOTICE_SUPPLY_REFUSED: u32 = 8;
 
 /// A notice from the broker. Fields that its kind does not have are 0.

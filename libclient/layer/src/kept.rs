@@ -1,11 +1,11 @@
 //! Fds that a program has closed and will most likely fetch again: kept for a moment with their
 //! leases, which stay open at the broker, and hidden from the program. Never an import: what the
-//! driver does is the program's matter. Must never keep an fd of memory that has ended, nor one that
-//! the broker wants for others, nor leave one to a child.
+//! driver does is the program's matter. Must never keep an fd of memory that has ended, nor one
+//! that the broker wants for others, nor leave one to a child.
 //!
 //! The fd of what is fetched again and again is duplicated when the program closes it, at a high
-//! number. The next fetch takes that, without a message. What is fetched once or twice costs nothing
-//! for this.
+//! number. The next fetch takes that, without a message. What is fetched once or twice costs
+//! nothing for this.
 
 use crate::lease::OpenFd;
 use crate::limits::{

@@ -4,8 +4,8 @@
 //! A layer implements [`State`] for what a process has through its connection, and keeps one static
 //! [`Connection`] of it, which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
 //!
-//! **Layers** (tests/layers checks them): `away, drains, limits <- lease, neighbours, say <- kept <-
-//! connection <- patience <- grant, memory`.
+//! **Layers** (tests/layers checks them): `away, drains, limits <- lease, neighbours, say <- kept
+//! <- connection <- patience <- grant, memory`.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 #![deny(unreachable_pub)]
 

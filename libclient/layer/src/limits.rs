@@ -30,9 +30,9 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// first may only be late.
 pub(crate) const MISSES_AHEAD: usize = 2;
 
-/// How long an fd that the program has closed is kept, with its lease, to be fetched again: a worker
-/// that opens a segment for each batch does so within milliseconds, and the memory's owner should
-/// not notice.
+/// How long an fd that the program has closed is kept, with its lease, to be fetched again: a
+/// worker that opens a segment for each batch does so within milliseconds, and the memory's owner
+/// should not notice.
 pub(crate) const KEPT_TIME: Duration = Duration::from_millis(20);
 
 /// The most fds that are kept, and the most memory that they keep from the device, in bytes: a

@@ -33,7 +33,8 @@ struct Told {
 }
 
 impl Neighbours {
-    /// The fd behind a number, and the handle that it was granted for. `is_here`: needs no fetching.
+    /// The fd behind a number, and the handle that it was granted for. `is_here`: needs no
+    /// fetching.
     ///
     /// # Errors
     /// Those of [`Client::acquire_virtual`].

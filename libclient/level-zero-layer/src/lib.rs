@@ -44,9 +44,10 @@
 //! In a key the broker's answer counts, not the fd beside it: only where no broker knows the key is
 //! a program's own fd used.
 //!
-//! **Opened memory is not kept** for the next Open: what the driver opens and closes is the program's
-//! matter. Libraries that open handles often keep them open by themselves (MPICH, oneCCL and UMF, by
-//! default). What is kept for a moment is the fd that the broker has granted, see fdbroker-layer.
+//! **Opened memory is not kept** for the next Open: what the driver opens and closes is the
+//! program's matter. Libraries that open handles often keep them open by themselves (MPICH, oneCCL
+//! and UMF, by default). What is kept for a moment is the fd that the broker has granted, see
+//! fdbroker-layer.
 //!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!

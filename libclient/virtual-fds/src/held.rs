@@ -105,7 +105,8 @@ impl Mark {
         unsafe { (*self.0.lease.get()).clone() }
     }
 
-    /// The lease, if it is this process's and nobody else shares it: this fd is its last. No memory.
+    /// The lease, if it is this process's and nobody else shares it: this fd is its last. No
+    /// memory.
     pub fn sole_lease(&self) -> Option<&Lease> {
         let is_ours = self.0.pool.is_some_and(|pool| pool.process == raw::getpid());
         let is_sole = is_ours && self.0.holders.load(Ordering::Acquire) == 1;

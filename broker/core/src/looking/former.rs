@@ -35,8 +35,8 @@ impl KeptGroup<'_> {
 impl Core {
     /// Begins anew after a broker that was killed: what was live is reserved for its owners, who
     /// may name it within `grace_us`; what it kept lives on without its owner for `keep_ttl_us`;
-    /// what nobody can bring back has ended, and its holders may declare it in that time. `first_generation` must be above every generation of
-    /// `former`.
+    /// what nobody can bring back has ended, and its holders may declare it in that time.
+    /// `first_generation` must be above every generation of `former`.
     ///
     /// # Errors
     /// When a number of the configuration cannot work, or `former` does not fit it; the message

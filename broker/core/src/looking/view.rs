@@ -177,7 +177,11 @@ impl Core {
                 State::Ended(ErrorCode::Lost) | State::Reserved => {
                     self.books.continuity.pid_of(slot).unwrap_or(0)
                 }
-                _ => 0,
+                State::Held
+                | State::Resident
+                | State::Evicted
+                | State::Recalling
+                | State::Ended(_) => 0,
             },
         })
     }

@@ -37,8 +37,8 @@ impl Core {
         }
     }
 
-    /// How many leases a client may have that nobody has asked for: a part of the free room of every
-    /// account that they are charged to, and none while somebody waits for room there.
+    /// How many leases a client may have that nobody has asked for: a part of the free room of
+    /// every account that they are charged to, and none while somebody waits for room there.
     pub fn room_ahead(&self, client: ClientId) -> u64 {
         let record = &self.books.clients[client.0];
         let share = self.books.share_of_fds(record.domain);
