@@ -96,7 +96,9 @@ static void register_some(unsigned *seed) {
   fdbroker_handle_t handle;
   fdbroker_allocation_t allocation = memfd_allocation(PAGE);
   allocation.base = 0x100000u + (uint64_t)(rand_r(seed) % 8) * PAGE;
-  allocation.owner_allocation_id = (uint64_t)rand_r(seed) % 3;
+  /* Of this memory alone, as a driver's are. */
+  static uint64_t last_id;
+  allocation.owner_allocation_id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
   /* Another thread may register other memory at the same address, which ends this registration. */
   expect(fdbroker_register(context, &allocation, fd, SOON, &handle), FDBROKER_STALE, "register");
   close(fd);

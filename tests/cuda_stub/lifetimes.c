@@ -1,6 +1,7 @@
 /* How long exports, imports and memory live: closes, releases, mappings, children.
  * usage: lifetimes [CASE]... */
 #include "shapes.h"
+#include <sys/resource.h>
 
 #include <pthread.h>
 

@@ -4,7 +4,9 @@
 use crate::support::admin::{Admin, query, request};
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, all_seals, memfd};
-use crate::support::raw::{Incoming, Raw, assert_at_end, assert_silent, open, receive_from};
+use crate::support::raw::{
+    Incoming, Raw, assert_at_end, assert_silent, block_item, open, receive_from,
+};
 use crate::support::wait::{PATIENCE, eventually};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, Filter, Histogram, LeaseRecord,
@@ -224,7 +226,10 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     ]);
     let mut owner = Raw::connect(&broker.socket());
     let mut consumer = Raw::connect(&broker.socket());
-    let handles: Vec<_> = (0..4).flat_map(|_| owner.register_blocks(1)).collect();
+    owner.want_credits(1);
+    let fd = memfd(c"oldest", BLOCK_BYTES, all_seals());
+    let mut handles = vec![owner.register(&[block_item()], &[fd.as_fd()])[0].handle];
+    handles.extend((0..3).flat_map(|_| owner.register_blocks(1)));
     let admin = broker.admin();
     assert_eq!(admin.timed(), (0, 0));
 
@@ -250,7 +255,6 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let supply = SupplyItem { facts, slot, generation, code: 0.into(), reserved: 0 };
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0).push(&supply);
-    let fd = memfd(c"supply", BLOCK_BYTES, all_seals());
     fdbroker_scm::send(owner.events(), writer.finish(1, 1), &[fd.as_fd()]).unwrap();
     assert!(consumer.receive().unwrap().grants()[0].status.is_ok());
     assert_eq!(admin.timed(), (3, 1));

@@ -528,7 +528,7 @@ pub struct RefusedItem {
     pub slot: U32,
     /// Generation, as in the supply.
     pub generation: U32,
-    /// Why.
+    /// UNSUPPORTED_FD with the type of fd that came.
     pub status: Status,
 }
 

@@ -102,6 +102,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::Recall => bodies.items::<RecallItem>(),
         Kind::Supply => bodies.items::<SupplyItem>(),
         Kind::Revoked => bodies.items::<RevokedItem>(),
+        Kind::SupplyRefused => bodies.items::<RefusedItem>(),
         Kind::Drained => bodies.items::<DrainedItem>(),
         Kind::AdminEvents => bodies.items::<EventRecord>(),
         Kind::Register => bodies.head_and_items::<RegisterHead, RegisterItem>(),
