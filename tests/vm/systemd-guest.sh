@@ -370,7 +370,7 @@ after_crash() {
   check "$1: a new process serves" soon is_new "$2"
   check "$1: handles of living owners and kept ones work" soon lasting_are_there
   check "$1: kept objects have their bytes" soon objects_are ok
-  check "$1: what nobody can give again answers OWNER_GONE" soon everywhere resident "OwnerGone=10"
+  check "$1: what nobody can give again answers LOST" soon everywhere resident "Lost=10"
   mark lasting
   check "$1: clients go on" soon goes_on lasting
   check "$1: their leases are valid" soon all_good lasting
@@ -378,7 +378,7 @@ after_crash() {
   kill_owners resident
   for uid in $uids; do mv "$files/$uid/resident" "$files/$uid/former"; owner "$uid" resident 10 resident; done
   check "$1: new deposits are taken" soon deposited resident
-  check "$1: no handle of before names any of them" everywhere former "OwnerGone=10"
+  check "$1: no handle of before names any of them" everywhere former "Lost=10"
 }
 lasting_are_there() { everywhere recallable ok=20 && everywhere keep ok=6 && everywhere orphan ok=6; }
 # hang: a user's file server hangs, and so does a lane that closes a file of it. ended_hang: it goes on.

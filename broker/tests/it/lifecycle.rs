@@ -189,7 +189,7 @@ fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over(
     // The key is the same. The owner gets its grace time to name the allocation again, and does
     // not.
     let status = again.acquire_once(&[handle], 20_000).grants()[0].status;
-    assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
+    assert_eq!(status.result(), Err(ErrorCode::Lost));
     let new = again.register_blocks(1)[0];
     assert!(new.prefix.generation.get() > handle.prefix.generation.get());
 }

@@ -173,12 +173,12 @@ fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
         Some(ErrorCode::Protocol),
         Some(ErrorCode::Protocol),
         // No process has its fd any more.
-        Some(ErrorCode::OwnerGone),
+        Some(ErrorCode::Lost),
         None,
     ];
     assert_eq!(codes, expected);
     let late = client.acquire_once(&[other.handle], 0).grants()[0];
-    assert_eq!(code(&late.status), Some(ErrorCode::OwnerGone));
+    assert_eq!(code(&late.status), Some(ErrorCode::Lost));
 }
 
 #[test]

@@ -27,15 +27,18 @@ fn answered(seen: &mut Seen) {
     let broker = Broker::start("metrics-recall", &[NO_CREDIT, "limits.recall_timeout_ms=100000"]);
     let (answer, may_answer) = mpsc::channel::<()>();
     let may_answer = Mutex::new(may_answer);
+    let fd = memfd(1);
+    let given = fd.try_clone().expect("a duplicate");
     let owner = broker.client_with(2, |builder| {
         builder.on_recall(Box::new(move |recall| {
             let told = may_answer.lock().expect("one thread").recv();
             told.map_err(|_| ErrorCode::Internal)?;
-            Ok(RecallAnswer::unchanged(recall, memfd(1)))
+            let fd = given.try_clone().map_err(|_| ErrorCode::LocalFdLimit)?;
+            Ok(RecallAnswer::unchanged(recall, fd))
         }))
     });
     let consumer = broker.client();
-    let registered = owner.register(&recallable(1), memfd(1).as_fd(), soon());
+    let registered = owner.register(&recallable(1), fd.as_fd(), soon());
     let handle = registered.expect("registered").handle;
     broker.run(&["evict", "--all"]);
     let mut before = vec![
