@@ -1330,9 +1330,9 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 
 /* An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE,
- * FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
- * lease. The memory stays mapped, and the lease counted, until the lease is released. lease is 0
- * when it belongs to the import cache. */
+ * FDBROKER_OWNER_GONE or FDBROKER_LOST, or FDBROKER_NO_QUOTA when a broker that came back had no
+ * room for the lease. The memory stays mapped, and the lease counted, until the lease is released.
+ * lease is 0 when it belongs to the import cache. */
 #define FDBROKER_NOTICE_REVOKED 1
 
 /* The last lease of an ended allocation of this process is gone: its memory may be used anew. */
@@ -1357,8 +1357,8 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 #define FDBROKER_NOTICE_REGISTRATION_LOST 7
 
 /* The broker has refused the fd that answered a recall; code says why. FDBROKER_UNSUPPORTED_FD: it
- * cannot be shared, or is a memfd other than the one that the handle names. The allocation stays as
- * it was, and its holders keep what they have. */
+ * cannot be shared, or is a memfd other than the one that the handle names. The allocation stays
+ * as it was, and its holders keep what they have. */
 #define FDBROKER_NOTICE_SUPPLY_REFUSED 8
 
 /* A recall: the broker has closed its fd of an allocation of this process, and asks for a new one. */

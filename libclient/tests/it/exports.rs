@@ -455,7 +455,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     let request = peer.recv();
     let mut named: Vec<_> = request.redeposit().iter().map(|item| item.handle).collect();
     let answer = |handle: &Handle| match handle.id() == id(4) {
-        true => Err(ErrorCode::OwnerGone),
+        true => Err(ErrorCode::Lost),
         false => Ok(()),
     };
     peer.named(&request, &named.iter().map(answer).collect::<Vec<_>>());
