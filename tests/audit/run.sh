@@ -204,13 +204,14 @@ both() { # both KIND PID FD KIND PID FD: these two findings, and no other.
   audit
   [ "$status" = 5 ] && has "$1" "$2" "$3" && has "$4" "$5" "$6" && [ "$(count)" = 2 ]
 }
+only() { audit; [ "$status" = 5 ] && has "$1" "$2" "$3" && [ "$(count)" = 1 ]; } # KIND PID FD
 # Its variables are its own; what it starts is ended with it.
 in_a_shell() { (clients=(); trap 'kill -9 "${clients[@]}" 2> /dev/null' EXIT; "$@"); }
 
 # A broker of its own is killed, with an owner of what it held: what it does not hear of is named all the same, before and
 # after the end of the grace time.
 after_a_crash() {
-  local place=$work/crash doomed held leak stray broker before
+  local place=$work/crash doomed held leak stray parent broker before
   mkdir "$place"
   begin_broker() {
     "$bin/fdbroker" broker --private "$place" --set limits.grace_ms=20000 < "$work/never" {hold}>&- 2>> "$place/log" &
@@ -224,7 +225,7 @@ after_a_crash() {
   mapfile -t lost <<< "$said"
   client hold "${lost[1]}"; held=$started
   client leak "${lost[1]}"; leak="$pid $fd"
-  client stray "${lost[1]}"; stray="$pid $fd"
+  client stray "${lost[1]}"; stray="$pid $fd" parent=$started
   before=$(both leak ${leak} stray ${stray}) || { echo "$before"; return 1; }
   kill -9 "$broker" "$doomed"
   wait "$broker" "$doomed" 2> /dev/null
@@ -233,8 +234,10 @@ after_a_crash() {
   eventually both leak ${leak} stray ${stray} || return 1
   eventually grep -q "the broker before was killed" "$place/log" || return 1
   eventually both leak ${leak} stray ${stray} || return 1
+  # Both have a lease of it; the stray's process ends with its parent.
   end "$held"
-  eventually both ended_copy ${leak} ended_copy ${stray} || return 1
+  end "$parent"
+  eventually only ended_copy ${leak} || return 1
 }
 
 # What hides fds from /proc/PID/fd, or is no fault of one memory; a user sees it of its own processes.
