@@ -143,8 +143,7 @@ impl Classifier {
         }
     }
 
-    /// Checks `fd` against what its producer claims of it, and says which file it is, and what
-    /// that pins.
+    /// Checks `fd` against its producer's claims; gives its file's number, and the memory pinned.
     pub fn check(
         &mut self,
         fd: BorrowedFd<'_>,

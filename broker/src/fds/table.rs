@@ -119,8 +119,8 @@ impl FdTable {
         }
     }
 
-    /// The fd at `index` of the message at hand is the first of the allocation in `slot`, and is
-    /// not kept.
+    /// Remembers the file of the first fd of the allocation in `slot`, which the broker closes.
+    /// `index`: of the fd in the message at hand.
     pub fn meet_arrived(&mut self, index: u16, slot: u32) {
         let arrived = self.arrived.get(usize::from(index)).and_then(Option::as_ref);
         self.files.set(slot, Files::of(arrived.map_or(UNKNOWN, |it| it.file)));

@@ -58,8 +58,7 @@ pub struct Settings {
     pub monitor_group: Option<String>,
     /// Its number, once the start has found it.
     pub monitor_gid: Option<u32>,
-    /// The cgroup in which the kubelet has those of pods; `None`: where kubelets have it by
-    /// default.
+    /// The cgroup in which the kubelet has those of pods; `None`: the kubelet's default.
     pub pods_cgroup: Option<String>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
     pub table_fds: u64,

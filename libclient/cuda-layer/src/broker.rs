@@ -62,8 +62,7 @@ pub fn known() -> Option<&'static Client> {
     CONNECTION.known().map(|connected| &connected.client)
 }
 
-/// The client of the connection, made now when there is none, or waited for when the broker is
-/// away.
+/// The client of the connection: made now if there is none, awaited if the broker is away.
 pub fn awaited() -> Option<&'static Client> {
     CONNECTION.awaited().map(|connected| &connected.client)
 }

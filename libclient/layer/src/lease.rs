@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex};
 /// it.
 pub type SharedLease = Arc<Mutex<Lease>>;
 
-/// The fd's hold: while it lives, the program has the fd or a duplicate of it open, or the layer
-/// keeps it.
+/// The fd's hold: the program has the fd or a duplicate open, or the layer keeps it.
 #[derive(Debug)]
 pub(crate) struct OpenFd {
     lease: SharedLease,

@@ -361,8 +361,7 @@ impl Clients {
         Some(number)
     }
 
-    /// Opens the account of a domain, and has it found by its key; `false`: another one is found by
-    /// it.
+    /// Opens the account of a domain under its key; `false`: another one has the key.
     fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
         domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);

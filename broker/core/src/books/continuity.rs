@@ -57,8 +57,7 @@ pub(crate) enum Standing {
     /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says
     /// nothing.
     Kept,
-    /// It has ended: its owner may want to hear when it is drained, and clients may have leases of
-    /// it.
+    /// It has ended: clients may have leases of it, and its owner may want to hear of the drain.
     Ended,
 }
 

@@ -93,8 +93,7 @@ impl Server {
         self.fds.closers().ask_for_pod(pid, uid, number);
     }
 
-    /// The process of a user that looks has been looked at; `is_known`: whether it is in a pod, and
-    /// in which.
+    /// A lane has looked at the process of a user who looks; `is_known`: its cgroups could be read.
     pub(crate) fn view_from(&mut self, caller: Caller, pod: Option<PodKey>, is_known: bool) {
         let is_isolated = self.settings.isolates_pods(caller.domain.listener);
         if is_isolated && pod.is_none() {

@@ -65,8 +65,7 @@ impl Server {
         }
     }
 
-    /// The process of a caller has been looked at. The pid was its own all the time: it still
-    /// lives.
+    /// A lane has looked at a caller's process. It still lives, so the pid was never another's.
     pub(super) fn meet_process(&mut self, number: u64, process: Process) {
         let Some(caller) = self.connections.lobby.callers().get(&number) else { return };
         let (pid, features) = (caller.pid, self.settings.kernel);
