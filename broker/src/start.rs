@@ -313,19 +313,27 @@ fn begin(
         kept.deposit.file = file_of(&kept.deposit, found);
         Some(kept)
     });
-    let kept: Vec<Kept> = kept.collect();
+    let mut kept: Vec<Kept> = kept.collect();
     let groups = found.whole.iter().filter_map(|found| {
         let mut kept = found.group().filter(|kept| alive.contains(&kept.id))?;
         kept.deposit.file = file_of(&kept.deposit, found);
         Some(kept)
     });
-    let groups: Vec<KeptGroup<'_>> = groups.collect();
+    let mut groups: Vec<KeptGroup<'_>> = groups.collect();
     // Where nobody knows which versions were given, they begin above all that a broker with lower
     // generations can have given.
     let unknown = u64::from(page.first_generation() - 1) << 32;
     let last_version = found.last_version.unwrap_or(unknown);
+    let slots = &former[..];
+    let doubtful = Former { slots, kept: &kept, groups: &groups, last_version }.doubtful();
+    for (id, why) in &doubtful {
+        log::error!("what was kept as {id} before the crash is given up: it {why}");
+    }
+    let doubtful: HashSet<AllocationId> = doubtful.into_iter().map(|(id, _)| id).collect();
+    kept.retain(|kept| !doubtful.contains(&kept.id));
+    groups.retain(|kept| !doubtful.contains(&kept.id));
     let begin = |kept: &[Kept], groups: &[KeptGroup<'_>]| {
-        let former = Former { slots: &former, kept, groups, last_version };
+        let former = Former { slots, kept, groups, last_version };
         Core::after_crash(settings.core.clone(), former, clock::now())
     };
     let core = match begin(&kept, &groups) {

@@ -4,7 +4,7 @@
 use crate::fds::carrier::Carrier;
 use crate::kept::files::FileKey;
 use crate::kept::log::{Log, LogError, payloads};
-use crate::kept::records::{Key, Record, SavedAllocation, encode, replay};
+use crate::kept::records::{Key, Record, SavedAllocation, decode, encode, replay};
 use crate::kernel::stat;
 use crate::manager::inherited::names;
 use fdbroker_core::{Kept, KeptGroup};
@@ -22,7 +22,7 @@ pub struct Found {
 impl Found {
     /// What the log says of it; none where its bytes are no record.
     pub fn record(&self) -> Option<Record<'_>> {
-        postcard::from_bytes(&self.payload).ok()
+        decode(&self.payload)
     }
 
     /// What its record takes.

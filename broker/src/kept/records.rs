@@ -275,7 +275,7 @@ pub fn encode(record: &Record<'_>) -> Vec<u8> {
 }
 
 /// A record of these bytes, and nothing else.
-fn decode(payload: &[u8]) -> Option<Record<'_>> {
+pub fn decode(payload: &[u8]) -> Option<Record<'_>> {
     let (mut record, rest): (Record<'_>, _) = postcard::take_from_bytes(payload).ok()?;
     if rest.is_empty() {
         return Some(record);

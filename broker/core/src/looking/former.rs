@@ -1,7 +1,7 @@
 //! Begins anew after a crash: what was live is reserved for its owners. Must never believe what it
 //! reads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{
     Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Judged, Kept,
@@ -16,6 +16,10 @@ use crate::core::Core;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, is_object_name};
 
+const UNKNOWN: &str = "is not one of the former generation page";
+const WRONG_DOMAIN: &str = "was another domain's";
+const TWICE: &str = "has a name of another one";
+
 impl KeptGroup<'_> {
     /// Whether it can be one: a table outside the broker may be damaged.
     fn is_sound(&self, last_version: u64) -> bool {
@@ -29,6 +33,37 @@ impl KeptGroup<'_> {
             && (self.keep_us.is_some() || self.pin)
             && (1..=MAX_GROUP).contains(&self.objects.len())
             && self.objects.iter().all(is_object)
+    }
+}
+
+impl Former<'_> {
+    /// What of all that is kept cannot have been, and why: it would be refused, and everything with
+    /// it.
+    pub fn doubtful(&self) -> Vec<(AllocationId, &'static str)> {
+        let live = self.slots.iter().filter_map(|slot| match &slot.life {
+            FormerLife::Live { record, .. } => Some((slot.id, record.domain)),
+            FormerLife::Leased { .. } | FormerLife::Ended(_) => None,
+        });
+        let mut domains: BTreeMap<AllocationId, DomainKey> = live.collect();
+        let mut names = BTreeSet::new();
+        let mut doubt = |id, domain, deposit: &Judged, is_sound: bool| match domains.remove(&id) {
+            Some(its) if its != domain => Some(WRONG_DOMAIN),
+            Some(_) if is_sound && deposit.has_sound_range() => None,
+            _ => Some(UNKNOWN),
+        };
+        let of_kept = self.kept.iter().filter_map(|Kept { id, domain, deposit, .. }| {
+            Some((*id, doubt(*id, *domain, deposit, deposit.keep)?))
+        });
+        let mut all: Vec<_> = of_kept.collect();
+        for group in self.groups {
+            let is_sound = group.is_sound(self.last_version);
+            let mut own = group.objects.iter().map(|object| (group.domain, object.name));
+            match doubt(group.id, group.domain, &group.deposit, is_sound) {
+                None if own.all(|name| names.insert(name)) => {}
+                why => all.push((group.id, why.unwrap_or(TWICE))),
+            }
+        }
+        all
     }
 }
 
@@ -168,10 +203,10 @@ impl Core {
         let found = self.books.allocations.find(id).filter(|it| it.state == State::Reserved);
         let domain = match found {
             Some(found) if is_sound && deposit.has_sound_range() => found.domain,
-            _ => return Err("is not one of the former generation page"),
+            _ => return Err(UNKNOWN),
         };
         if self.books.clients.domain_key(domain) != key {
-            return Err("was another domain's");
+            return Err(WRONG_DOMAIN);
         }
         let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
         self.books.allocations.replace(id.slot, allocation, deposit.driver_data);
@@ -205,7 +240,7 @@ impl Core {
         self.books.objects.groups.set_memory(number, kept.id.slot);
         for (member, object) in (0..).zip(&kept.objects) {
             if self.books.objects.names.find(scope, object.name).is_some() {
-                return Err(wrong("has a name of another one"));
+                return Err(wrong(TWICE));
             }
             let place = Place { group: number, member };
             let name = self.books.objects.names.enter(scope, object.name, place);

@@ -8,7 +8,11 @@ use crate::kept::log::Log;
 use crate::kernel::{is_same_file, stat};
 use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
-use fdbroker_core::{Arrived, Body, ClientId, Deposit, GroupId, Inherits, Lane, Now, RequestId};
+use crate::node::names::RECORDS_NAME;
+use crate::node::records::Records;
+use fdbroker_core::{
+    Arrived, Body, ClientId, Deposit, DomainKey, GroupId, Inherits, Lane, Now, PodKey, RequestId,
+};
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, Facts};
 use std::collections::BTreeMap;
@@ -50,6 +54,51 @@ fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no
     kept.delete("c");
     kept.until_carried(0);
     assert!(kept.kill().names().is_empty());
+}
+
+#[test]
+fn kept_when_pods_are_told_apart_and_the_broker_is_killed_then_each_pod_has_its_own() {
+    let [one, other] = [PodKey([1 << 40, 7]), PodKey([8, 1 << 50])];
+    let mut kept = Kept::in_pod(one);
+    kept.put(&["a"], KEEP);
+    let ids = [kept.keep(memfd().as_fd(), MemoryKind::Memfd)];
+    let of_one = kept.names();
+    kept.comes_from(other);
+    kept.put(&["a", "b"], KEEP);
+    let of_other = kept.names();
+    kept.until_told();
+    for _ in 0..2 {
+        kept = kept.kill();
+        assert_eq!(kept.names(), of_other);
+        kept.comes_from(one);
+        assert_eq!(kept.names(), of_one);
+        assert_eq!(kept.ids(), ids);
+        kept.comes_from(PodKey([9, 9]));
+        assert!(kept.names().is_empty());
+        kept.comes_from(other);
+    }
+}
+
+#[test]
+fn kept_when_a_slot_is_recorded_as_another_domains_then_that_alone_is_given_up() {
+    let mut kept = Kept::new();
+    let ids = [0, 1].map(|_| kept.keep(memfd().as_fd(), MemoryKind::Memfd));
+    kept.put(&["a"], KEEP);
+    kept.put(&["b"], KEEP);
+    kept.until_told();
+    let server = &kept.bench.server;
+    let all = server.core.names_for(kept.client, false, b"", b"").unwrap();
+    let of_a = all.filter_map(|(_, view)| view).find(|it| *it.record.name == *b"a").unwrap();
+    let path = server.settings.admin_directory().join(RECORDS_NAME);
+    let records = Records::open(&path, u32::MAX).unwrap().unwrap();
+    for id in [of_a.allocation, ids[0]] {
+        let (_, record) = server.core.record(ids[1].slot).expect("it is live");
+        let domain = DomainKey { uid: record.domain.uid + 1, ..record.domain };
+        records.live(id, &fdbroker_core::Record { domain, ..record });
+    }
+    let kept = kept.kill();
+    assert_eq!(kept.names().into_keys().collect::<Vec<_>>(), ["b"]);
+    assert_eq!(kept.ids(), ids[1..]);
 }
 
 #[test]
@@ -414,7 +463,7 @@ fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
     let (_, its) = Manager::pair();
     let store = Store { its, stored: Vec::new(), entries: 0, messages: 0, most_fds: 0 };
     let client = newest_client(&bench);
-    let mut kept = Kept { bench, store, entries: 0, client, peers };
+    let mut kept = Kept { bench, store, entries: 0, client, peers, pods: None };
     kept.put(&["a"], KEEP);
     assert_eq!(kept.names().len(), 1);
     let Kept { bench: Bench { server, dir, .. }, .. } = kept;

@@ -168,6 +168,7 @@ impl Bench {
         let event = self.raw();
         event.send(&join_message(&reply, Role::Events), &[]);
         self.rest();
+        self.until(|server| server.connections.lobby.callers().is_empty());
         let (bytes, _) = event.recv().unwrap();
         assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Joined);
         (peer, event, reply)
@@ -178,6 +179,7 @@ impl Bench {
         let peer = self.raw();
         peer.send(&hello(), &[]);
         self.rest();
+        self.until(|server| server.connections.lobby.callers().is_empty());
         self.until(|server| server.connections.iter().all(|(_, it)| it.is_known));
         self.rest();
         let (bytes, fds) = peer.recv().unwrap();

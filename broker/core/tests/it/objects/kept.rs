@@ -91,6 +91,14 @@ fn after_crash_when_a_group_cannot_have_been_one_then_refused() {
     ];
     for (what, change) in changes {
         assert!(changed(change).is_err(), "{what}");
+        let mut groups = [good.clone(), other.clone()];
+        change(&mut groups[0]);
+        let (slots, last_version) = (&left.slots[..], left.last_version);
+        let former = Former { slots, groups: &groups, last_version, ..Former::default() };
+        let doubtful: Vec<_> = former.doubtful().into_iter().map(|(id, _)| id).collect();
+        assert_eq!(doubtful.len(), 1, "{what}");
+        let rest: Vec<_> = groups.iter().filter(|it| !doubtful.contains(&it.id)).cloned().collect();
+        assert_eq!(begin(&rest), Ok(()), "{what}");
     }
 }
 

@@ -8,7 +8,7 @@ type Ids = Vec<AllocationId>;
 
 impl Kept {
     /// Deposits a duplicate of `fd`, to be kept.
-    fn keep(&mut self, fd: BorrowedFd<'_>, kind: MemoryKind) -> AllocationId {
+    pub(super) fn keep(&mut self, fd: BorrowedFd<'_>, kind: MemoryKind) -> AllocationId {
         let before = self.ids();
         let server = &mut self.bench.server;
         arrive(server, fd);
@@ -35,7 +35,7 @@ impl Kept {
     }
 
     /// Kept allocations whose fds are held.
-    fn ids(&self) -> Ids {
+    pub(super) fn ids(&self) -> Ids {
         let Server { core, fds, .. } = &self.bench.server;
         let held = fds.slots().filter(|(_, _, fd)| fd.is_some());
         held.filter_map(|(slot, ..)| core.kept(slot)).map(|kept| kept.id).collect()

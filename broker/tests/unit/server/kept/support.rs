@@ -3,8 +3,10 @@
 //! next broker anything but what the manager has.
 
 use super::*;
-use fdbroker_core::{Create, Deleted, NewObject};
+use crate::fds::jobs::Process;
+use fdbroker_core::{Create, Deleted, NewObject, PodKey};
 use std::os::unix::net::UnixDatagram;
+use std::sync::Mutex;
 
 pub(super) const SIZE: u64 = 4096;
 
@@ -64,6 +66,8 @@ pub(super) struct Kept {
     pub(super) entries: u64,
     pub(super) client: ClientId,
     pub(super) peers: (Peer, Peer),
+    /// Which one clients are in, where pods are told apart.
+    pub(super) pods: Option<Arc<Mutex<PodKey>>>,
 }
 
 /// How a group is made.
@@ -91,25 +95,53 @@ impl Kept {
 
     pub(super) fn with_entries(entries: u64) -> Kept {
         let dir = tempfile::tempdir().unwrap();
-        Self::start(dir, Inherited::default(), Vec::new(), entries)
+        Self::start((dir, None), Inherited::default(), Vec::new(), entries)
+    }
+
+    /// Where pods are told apart, and every client is in this one.
+    pub(super) fn in_pod(pod: PodKey) -> Kept {
+        let dir = tempfile::tempdir().unwrap();
+        let pods = Some(Arc::new(Mutex::new(pod)));
+        Self::start((dir, pods), Inherited::default(), Vec::new(), 4096)
+    }
+
+    /// Another client, in this pod.
+    pub(super) fn comes_from(&mut self, pod: PodKey) {
+        *self.pods.as_ref().expect("pods are told apart").lock().unwrap() = pod;
+        self.peers = self.bench.client();
+        let is_there = |it: &fdbroker_core::ClientView<'_>| !it.record.gone;
+        self.bench.until(|server| server.core.clients(0).filter(is_there).count() == 1);
+        self.client = newest_client(&self.bench);
     }
 
     pub(super) fn start(
-        dir: tempfile::TempDir,
+        (dir, pods): (tempfile::TempDir, Option<Arc<Mutex<PodKey>>>),
         inherited: Inherited,
         stored: Vec<(String, OwnedFd)>,
         entries: u64,
     ) -> Kept {
         let (manager, its) = Manager::pair();
         let outside = (inherited, manager.with_entries(entries));
-        let mut bench = Bench::managed(dir, &[], KernelFeatures::ALL, calls(), outside);
+        let path = dir.path().join("fdbroker/broker.sock");
+        let listener = format!("listener=[{{path={path:?},isolate=\"pod\"}}]");
+        let (set, calls) = match pods.clone() {
+            None => (Vec::new(), calls()),
+            Some(pods) => {
+                let of_pod = move |cgroup: Option<&[u8]>, stat: &[u8]| {
+                    let pod = Some(*pods.lock().unwrap());
+                    Process { pod, ..crate::clients::job::process(cgroup, stat) }
+                };
+                (vec![&*listener], Calls::real(of_pod))
+            }
+        };
+        let mut bench = Bench::managed(dir, &set, KernelFeatures::ALL, calls, outside);
         let peers = bench.client();
         let client = newest_client(&bench);
         let most = usize::try_from(entries).unwrap();
         let mut store = Store { its, stored, entries: most, messages: 0, most_fds: 0 };
         store.hear();
         store.messages = 0;
-        Kept { bench, store, entries, client, peers }
+        Kept { bench, store, entries, client, peers, pods }
     }
 
     /// The broker ends without a word, and another one begins with what the service manager has.
@@ -118,11 +150,11 @@ impl Kept {
     }
 
     pub(super) fn kill_with(self, change: impl FnOnce(Inherited) -> Inherited) -> Kept {
-        let Kept { bench: Bench { server, dir, .. }, mut store, entries, .. } = self;
+        let Kept { bench: Bench { server, dir, .. }, mut store, entries, pods, .. } = self;
         store.hear();
         drop(server);
         let inherited = change(store.inherited());
-        Self::start(dir, inherited, store.stored, entries)
+        Self::start((dir, pods), inherited, store.stored, entries)
     }
 
     /// Begins a group of these names; its number, and the inode of its memory.
