@@ -344,6 +344,14 @@ fn begin(
         core => core,
     };
     let core = core.map_err(RunError::Settings)?;
+    let kept = core.allocations(0..u32::MAX).filter(|it| it.record.owner().is_none());
+    match kept.filter(|it| !settings.serves(it.domain)).count() {
+        0 => {}
+        count => log::warn!(
+            "{count} kept allocations are of a [[listener]] whose path is not served any more: no client \
+             reaches them until it is; `fdbroker ls` shows them, and `fdbroker revoke` ends them"
+        ),
+    }
     page.take_up(&former, &core);
     Ok((core, key, page))
 }

@@ -26,6 +26,7 @@ mod journal;
 mod keep;
 mod ledger;
 mod lifetime;
+mod listeners;
 mod liveness;
 mod local_limit;
 mod messages;

@@ -2,7 +2,6 @@
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::page::write_page;
-use crate::admin::records::account_record;
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
@@ -72,14 +71,15 @@ impl View<'_> {
                 let caps = self.caps().job;
                 let record = |(it, account): (&Job, &Account)| {
                     let (domain, key) = it.key;
-                    account_record(chosen, Some((key, it.name)), domain, it.orphans, account, &caps)
+                    let (job, of) = (Some((key, it.name)), (it.orphans, account));
+                    self.account_record(chosen, job, domain, of, &caps)
                 };
                 write_page(writer, Kind::AdminJobsReply, id, self.jobs(cursor), None, record)
             }
             Kind::AdminDomains => {
                 let caps = self.caps().domain;
                 let record = |(it, account): (&Domain, &Account)| {
-                    account_record(chosen, None, it.key, 0, account, &caps)
+                    self.account_record(chosen, None, it.key, (0, account), &caps)
                 };
                 let all = self.domains(cursor);
                 write_page(writer, Kind::AdminDomainsReply, id, all, None, record)

@@ -120,7 +120,7 @@ impl View<'_> {
             silent: u32::from(view.record.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
             age_ms: start.age_ms().unwrap_or(NO_AGE).into(),
-            listener: view.domain.listener.into(),
+            listener: self.listener(view.domain),
             name: self.party(Some(view.id)).name,
             job: view.job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(view.domain, view.job).bytes(),
@@ -141,13 +141,39 @@ impl View<'_> {
             generation: tombstone.id().generation.into(),
             owner_pid: tombstone.pid.into(),
             owner_uid: tombstone.domain().uid.into(),
-            listener: tombstone.domain().listener.into(),
+            listener: self.listener(tombstone.domain()),
             code: tombstone.code().into(),
             kind: tombstone.kind(),
             reserved: 0,
             job: tombstone.job().map_or(0, |job| job.0).into(),
             job_name: self.job_name_of(tombstone).bytes(),
         }
+    }
+
+    /// What a job, or a domain, is charged for, if it is chosen. `orphans`: kept allocations that
+    /// the clients of a job have left.
+    pub(crate) fn account_record(
+        &self,
+        chosen: Chosen,
+        job: Option<(JobKey, JobName)>,
+        domain: DomainKey,
+        (orphans, account): (u32, &Account),
+        caps: &Caps,
+    ) -> Option<AccountRecord> {
+        let of = job.map(|(key, _)| key);
+        let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job: of };
+        let (key, name) = job.unwrap_or((JobKey(0), JobName::NONE));
+        chosen.has(traits).then(|| AccountRecord {
+            key: key.0.into(),
+            uid: domain.uid.into(),
+            listener: self.listener(domain),
+            left_allocations: orphans.into(),
+            reserved: 0.into(),
+            uses: ByResource::from_fn(|resource| {
+                Use::new(account.now(resource), account.peak(resource), caps[resource])
+            }),
+            name: name.bytes(),
+        })
     }
 
     fn owner_pid(&self, lease: &LeaseView<'_>) -> u32 {
@@ -178,29 +204,4 @@ impl View<'_> {
             job: holder.job.map(|(job, _)| job),
         })
     }
-}
-
-/// What a job, or a domain, is charged for, if it is chosen. `orphans`: kept allocations that the
-/// clients of a job have left.
-pub(crate) fn account_record(
-    chosen: Chosen,
-    job: Option<(JobKey, JobName)>,
-    domain: DomainKey,
-    orphans: u32,
-    account: &Account,
-    caps: &Caps,
-) -> Option<AccountRecord> {
-    let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job: job.map(|(key, _)| key) };
-    let (key, name) = job.unwrap_or((JobKey(0), JobName::NONE));
-    chosen.has(traits).then(|| AccountRecord {
-        key: key.0.into(),
-        uid: domain.uid.into(),
-        listener: domain.listener.into(),
-        left_allocations: orphans.into(),
-        reserved: 0.into(),
-        uses: ByResource::from_fn(|resource| {
-            Use::new(account.now(resource), account.peak(resource), caps[resource])
-        }),
-        name: name.bytes(),
-    })
 }

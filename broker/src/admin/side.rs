@@ -191,8 +191,14 @@ impl AdminSide {
     }
 
     /// Accepts an administrator's connection if one waits and there is a place; its number. An
-    /// error: there is no room for it.
-    pub fn accept(&mut self, features: KernelFeatures, now: Now) -> Result<Option<usize>, Errno> {
+    /// error: there is no room for it. `first`: the number of the listener in whose domain of the
+    /// user the connection pays.
+    pub fn accept(
+        &mut self,
+        features: KernelFeatures,
+        first: u32,
+        now: Now,
+    ) -> Result<Option<usize>, Errno> {
         if !self.listeners[0].is_ready || !self.make_room(now) {
             return Ok(None);
         }
@@ -202,7 +208,7 @@ impl AdminSide {
         let peer = getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.uid());
         let payer = match peer {
             0 => DomainKey::NOBODYS,
-            uid => DomainKey::new(0, uid),
+            uid => DomainKey::new(first, uid),
         };
         let comer = Comer { rights: Rights::ADMINISTRATOR, uid: peer, pid: 0, payer };
         Ok(Some(self.connections.insert(AdminConnection::new(socket, comer, now))))

@@ -13,6 +13,7 @@ use crate::kernel::Start;
 use crate::node::side::Identity;
 use crate::node::warden::Warden;
 use crate::past::Past;
+use crate::settings::ListenerSettings;
 use fdbroker_core::{
     Account, AllocationView, CapsOfScopes, ClientId, ClientView, Core, Domain, DomainKey, Job,
     JobKey, JobName, LeaseView, Now, Totals,
@@ -21,6 +22,7 @@ use fdbroker_protocol::ByGauge;
 use fdbroker_protocol::limits::NAME_BYTES;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use zerocopy::little_endian::U32;
 
 /// What there is to look at.
 #[derive(Clone, Copy)]
@@ -35,10 +37,17 @@ pub(crate) struct Whole<'a> {
     pub warden: &'a Warden,
     pub past: &'a Past,
     pub identity: &'a Identity,
+    pub listeners: &'a [ListenerSettings],
     pub incarnation: u64,
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.
     pub started: Now,
+}
+
+/// The place of the listener of this number, as it is told; of one that is not served, as of none.
+pub(crate) fn place_of(listeners: &[ListenerSettings], number: u32) -> U32 {
+    let place = listeners.iter().position(|it| it.number == number);
+    place.and_then(|it| u32::try_from(it).ok()).unwrap_or(u32::MAX).into()
 }
 
 /// The broker, to be looked at.
@@ -89,6 +98,11 @@ impl<'a> View<'a> {
 
     pub fn identity(&self) -> &'a Identity {
         self.whole.identity
+    }
+
+    /// Which of the listeners a domain's is, as it is told.
+    pub fn listener(&self, domain: DomainKey) -> U32 {
+        place_of(self.whole.listeners, domain.listener)
     }
 
     pub fn incarnation(&self) -> u64 {

@@ -27,12 +27,12 @@ pub struct Tombstone {
     uid: u32,
     /// When it ended, in seconds of CLOCK_MONOTONIC: enough for 136 years of uptime.
     ended_s: u32,
-    listener: u16,
+    listener: u32,
     /// An [`ErrorCode`] in the low bits, the [`MemoryKind`] in the [`KIND_BITS`] above them.
     code_and_kind: u16,
 }
 
-const _: () = assert!(size_of::<Tombstone>() == 64);
+const _: () = assert!(size_of::<Tombstone>() == 72);
 
 const KIND_BITS: u32 = 2;
 const CODE_BITS: u32 = u16::BITS - KIND_BITS;
@@ -49,8 +49,7 @@ impl Tombstone {
             pid: ended.pid,
             uid: ended.domain.uid,
             ended_s: u32::try_from(now.0 / 1_000_000).unwrap_or(u32::MAX),
-            // There are fewer listeners (MAX_LISTENERS).
-            listener: u16::try_from(ended.domain.listener).unwrap_or(u16::MAX),
+            listener: ended.domain.listener,
             code_and_kind: ended.code as u16 | (ended.kind as u16) << CODE_BITS,
         }
     }
@@ -61,7 +60,7 @@ impl Tombstone {
     }
 
     pub fn domain(&self) -> DomainKey {
-        DomainKey { pod: self.pod, ..DomainKey::new(self.listener.into(), self.uid) }
+        DomainKey { pod: self.pod, ..DomainKey::new(self.listener, self.uid) }
     }
 
     /// The owner's job, `None` if it had none.

@@ -126,10 +126,9 @@ impl Arrived {
         if state.node != node {
             return Err(RefusedState::Elsewhere);
         }
-        for (number, saved) in state.listeners.iter().enumerate() {
-            let now = settings.listeners.get(number);
-            if now.is_none_or(|now| now.path != saved.path) {
-                return Err(RefusedState::Listener { path: saved.path.clone(), number });
+        for SavedListener { path, .. } in &state.listeners {
+            if settings.listeners.iter().all(|now| now.path != *path) {
+                return Err(RefusedState::Listener { path: path.clone() });
             }
         }
         let page = generation_page::resume(

@@ -99,12 +99,10 @@ pub enum RefusedState {
     #[error("it is of another node, boot or directory")]
     Elsewhere,
     /// The listeners it counts on are not served any more.
-    #[error("its clients came by {path}, which is not listener {number} any more")]
+    #[error("its clients came by {path}, which is no listener any more")]
     Listener {
         /// Where they came from.
         path: std::path::PathBuf,
-        /// Their listener.
-        number: usize,
     },
     /// The core refuses it.
     #[error("{0}")]

@@ -40,7 +40,7 @@ pub(crate) struct State {
     pub until_eof: Option<Fd>,
     /// The administrators' listener, and those of users that look.
     pub administration: Vec<SavedListener>,
-    /// By listener number.
+    /// As they were listed.
     pub listeners: Vec<SavedListener>,
     pub connections: Vec<SavedConnection>,
     /// Connections whose hello or join has not been read, by deadline.

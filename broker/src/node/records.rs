@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 3];
 
 /// Bytes of a record, and of the head before the first one.
-const RECORD_BYTES: usize = 68;
+const RECORD_BYTES: usize = 72;
 
 /// The words of a record.
 mod word {
@@ -31,7 +31,7 @@ mod word {
     pub const RANDOM: usize = 5;
     /// Four words: the halves of the key, each with its low word first.
     pub const POD: usize = 8;
-    /// Written last: a byte each of what is below.
+    /// Written last: a byte each of what is below, and one of nothing.
     pub const STANDING: usize = 7;
     /// Two words, the low one first. 0 = not known.
     pub const INODE: usize = 12;
@@ -39,6 +39,7 @@ mod word {
     pub const DEVICE: usize = 14;
     /// Two words, the low one first.
     pub const SIZE: usize = 15;
+    pub const LISTENER: usize = 17;
 }
 
 /// Bits of a minor number, of a device in 32 bits (linux/kdev_t.h).
@@ -146,12 +147,12 @@ impl Records {
     /// What was said of the last allocation of a slot, live or not; `None`: it is damaged.
     pub fn record(&self, slot: u32) -> Option<Record> {
         let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
-        let [listener, share, flags, _] = self.standing(slot);
+        let [_, share, flags, _] = self.standing(slot);
         let (pid, started) = (load(word::PID), load(word::STARTED));
         let random = self.long(slot, word::RANDOM);
         let pod = PodKey([self.long(slot, word::POD), self.long(slot, word::POD + 2)]);
         Some(Record {
-            domain: DomainKey { listener: listener.into(), uid: load(word::UID), pod },
+            domain: DomainKey { listener: load(word::LISTENER), uid: load(word::UID), pod },
             gid: load(word::GID),
             kind: MemoryKind::from_number(flags >> KIND_BIT)?,
             size_bytes: self.long(slot, word::SIZE),
@@ -172,6 +173,7 @@ impl Records {
         let store = |at: usize, value: u32| self.word(id.slot, at).store(value, Ordering::Relaxed);
         let Record { domain, gid, kind, size_bytes, share, recallable, owner } = *record;
         self.begin(id);
+        store(word::LISTENER, domain.listener);
         store(word::UID, domain.uid);
         store(word::GID, gid);
         store(word::PID, owner.pid);
@@ -182,21 +184,20 @@ impl Records {
         let halves = [word::POD, word::POD + 2].into_iter().zip(halves);
         halves.for_each(|(at, half)| self.set_long(id.slot, at, half));
         store(word::GENERATION, id.generation);
-        let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);
         let flags = if recallable { RECALLABLE } else { 0 } | (kind as u8) << KIND_BIT;
-        self.stand(id.slot, [listener, share as u8, flags, NO_CODE]);
+        self.stand(id.slot, [0, share as u8, flags, NO_CODE]);
     }
 
     /// The allocation has ended, for this reason. `leased`: it is not drained. One that was never
     /// live here was never leased.
     pub fn end(&self, id: AllocationId, code: ErrorCode, leased: bool) {
-        let [listener, share, flags, before] = self.standing(id.slot);
+        let [_, share, flags, before] = self.standing(id.slot);
         let was_leased = before == NO_CODE || flags & LEASED != 0;
         let is_known = self.last(id.slot) == id && was_leased;
         let flags = flags & !LEASED | if leased && is_known { LEASED } else { 0 };
         self.begin(id);
         // Before the generation: a new one must never be live by the word of an older one.
-        self.stand(id.slot, [listener, share, flags, code as u8]);
+        self.stand(id.slot, [0, share, flags, code as u8]);
         self.word(id.slot, word::GENERATION).store(id.generation, Ordering::Release);
     }
 
@@ -271,7 +272,7 @@ mod tests {
         Record {
             domain: DomainKey {
                 pod: PodKey([u64::MAX - 3, 7 << 40]),
-                ..DomainKey::new(15, u32::MAX - 2)
+                ..DomainKey::new(u32::MAX - 4, u32::MAX - 2)
             },
             gid: 7,
             kind: MemoryKind::CudaVmm,

@@ -11,7 +11,7 @@ use crate::settings::outside::{Environment, Host};
 use crate::settings::places::Places;
 use crate::settings::sockets::{Isolate, ListenerSettings, Mode};
 use crate::settings::sources::{Lines, NONE, Sources, first};
-use fdbroker_core::Config;
+use fdbroker_core::{Config, DomainKey};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,12 +47,12 @@ pub struct Settings {
     pub mode: Mode,
     /// The file read, if any.
     pub config_file: Option<PathBuf>,
-    /// Sockets for clients, by listener number; at least one.
+    /// Sockets for clients, as they are listed; at least one.
     pub listeners: Vec<ListenerSettings>,
     /// The administrator's socket; key and page stand beside it.
     pub admin_socket: PathBuf,
-    /// Sockets by which users look at what is their own, each with the number of the listener whose
-    /// domains they see.
+    /// Sockets by which users look at what is their own, each with the place in `listeners` of the
+    /// one whose domains they see.
     pub viewing: Vec<(u32, PathBuf)>,
     /// The name or number of the group whose members see all, and change nothing.
     pub monitor_group: Option<String>,
@@ -183,8 +183,13 @@ impl Settings {
     }
 
     /// Whether pods of one uid are domains of their own at this listener.
-    pub fn isolates_pods(&self, listener: u32) -> bool {
-        self.listeners.get(listener as usize).is_some_and(|it| it.isolate == Some(Isolate::Pod))
+    pub fn isolates_pods(&self, number: u32) -> bool {
+        self.listeners.iter().any(|it| it.number == number && it.isolate == Some(Isolate::Pod))
+    }
+
+    /// Whether it is of a listener that is served.
+    pub fn serves(&self, domain: DomainKey) -> bool {
+        self.listeners.iter().any(|it| it.number == domain.listener)
     }
 
     /// The administrator's directory: of the lock, the node key and the generation page.

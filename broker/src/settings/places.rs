@@ -39,12 +39,11 @@ impl Places {
             let (path, origin) = first(socket, default);
             // Whatever names the place, it is as narrow as the file has it.
             let isolate = listed.iter().find(|it| it.path == path).and_then(|it| it.isolate);
-            (vec![ListenerSettings { path, mode: default_socket_mode, isolate }], origin)
+            (vec![ListenerSettings::new(path, default_socket_mode, isolate)], origin)
         } else {
-            let settings = |section: &ListenerSection| ListenerSettings {
-                path: section.path.clone(),
-                mode: section.mode.unwrap_or(default_socket_mode),
-                isolate: section.isolate,
+            let settings = |it: &ListenerSection| {
+                let mode = it.mode.unwrap_or(default_socket_mode);
+                ListenerSettings::new(it.path.clone(), mode, it.isolate)
             };
             (listed.iter().map(settings).collect(), "file")
         };
@@ -125,13 +124,16 @@ fn check(
     check_path("admin_socket", admin, admin_origin)?;
     for (at, listener) in listeners.iter().enumerate() {
         check_path("listener", &listener.path, origin)?;
-        let taken = match listeners[..at].iter().any(|other| other.path == listener.path) {
-            true => "another listener",
-            false if listener.path == admin => "admin_socket",
-            false => continue,
-        };
         let name = format!("listener {}", listener.path.display());
-        let problem = format!("{taken} has the same path");
+        let same = listeners[..at].iter().find(|other| other.number == listener.number);
+        let problem = match same {
+            Some(other) if other.path == listener.path => {
+                "another listener has the same path".to_owned()
+            }
+            Some(other) => format!("its number is that of {} by chance", other.path.display()),
+            None if listener.path == admin => "admin_socket has the same path".to_owned(),
+            None => continue,
+        };
         return Err(ConfigError::value(name, problem, "give each a path of its own"));
     }
     Ok(())
@@ -212,7 +214,7 @@ mod tests {
     fn check_when_a_path_is_relative_then_only_a_flag_may_give_it() {
         let path = PathBuf::from("a/b.sock");
         let admin = admin_socket_of(&path);
-        let listeners = [ListenerSettings { path, mode: 0o600, isolate: None }];
+        let listeners = [ListenerSettings::new(path, 0o600, None)];
         for (origin, is_good) in [("flag", true), ("environment", false), ("file", false)] {
             assert_eq!(check(&admin, "default", &listeners, origin).is_ok(), is_good, "{origin}");
         }

@@ -2,6 +2,9 @@
 
 use crate::node::directories::parent;
 use serde::Deserialize;
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Which users the broker serves.
@@ -18,10 +21,29 @@ pub enum Mode {
 pub struct ListenerSettings {
     /// Path of the socket.
     pub path: PathBuf,
+    /// By which domains name it: see [`number_of`].
+    pub number: u32,
     /// Mode of the socket, such as 0o666.
     pub mode: u32,
     /// What tells domains apart there, beside the uid.
     pub isolate: Option<Isolate>,
+}
+
+impl ListenerSettings {
+    /// A listener at this path.
+    pub fn new(path: PathBuf, mode: u32, isolate: Option<Isolate>) -> Self {
+        ListenerSettings { number: number_of(&path), path, mode, isolate }
+    }
+}
+
+/// The number of a listener: a hash of its path, the same in every version of the broker. What is
+/// kept names its domain by it, so it is never another listener's, however these are listed.
+fn number_of(path: &Path) -> u32 {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut hasher = SipHasher13::new();
+    hasher.write(whole.as_os_str().as_bytes());
+    // 31 bits: never that of nobody's domain.
+    (hasher.finish() >> 33) as u32
 }
 
 /// What tells domains of one uid apart.

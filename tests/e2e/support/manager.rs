@@ -42,6 +42,7 @@ pub struct Manager {
     child: Option<Child>,
     flags: Vec<String>,
     is_node: bool,
+    is_configured: bool,
     environment: Vec<(String, String)>,
 }
 
@@ -61,6 +62,7 @@ impl Manager {
             child: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             is_node: false,
+            is_configured: false,
             environment: vec![("FDSTORE".into(), "4096".into())],
         }
     }
@@ -68,6 +70,17 @@ impl Manager {
     /// The next daemon is not private.
     pub fn serve_all_users(&mut self) {
         self.is_node = true;
+    }
+
+    /// The next daemon has a listener in each of these directories, by its configuration.
+    pub fn listen_in(&mut self, names: &[&str]) {
+        self.is_configured = true;
+        let listeners = names.iter().map(|name| {
+            format!("[[listener]]\npath = {:?}\n", self.dir().join(name).join("broker.sock"))
+        });
+        let admin = format!("admin_socket = {:?}\n", self.dir().join("admin/admin.sock"));
+        let config = std::iter::once(admin).chain(listeners).collect::<String>();
+        std::fs::write(self.dir().join("config.toml"), config).expect("written");
     }
 
     /// Sets the flags of the next daemon.
@@ -113,7 +126,9 @@ impl Manager {
         // Only the new process knows its pid for LISTEN_PID.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(super::broker::program());
-        if self.is_node {
+        if self.is_configured {
+            command.arg("--config").arg(self.dir().join("config.toml"))
+        } else if self.is_node {
             command.arg("--socket").arg(self.socket())
         } else {
             command.arg("--private").arg(self.dir())

@@ -59,7 +59,7 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
         Column::on_request(Kind::Number, "CLIENT", "client", "its number in the broker", |it| {
             Value::Number(it.client.get().into())
         }),
-        records::listener(|it| Value::Number(it.listener.get().into())),
+        records::listener(|it| records::listener_number(it.listener)),
     ];
     all.extend(resources.chain(others));
     all

@@ -46,7 +46,7 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
             "kept allocations whose owner is gone: charged to its user alone",
             |it| Value::Number(it.left_allocations.get().into()),
         ),
-        records::listener(|it| Value::Number(it.listener.get().into())),
+        records::listener(|it| records::listener_number(it.listener)),
         // As text: JSON readers round numbers beyond 2^53.
         Column::on_request(
             Kind::Text,

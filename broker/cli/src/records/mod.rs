@@ -223,6 +223,12 @@ pub fn listener<R>(number: fn(&R) -> Value) -> Column<R> {
     Column::on_request(Kind::Number, "LISTENER", "listener", help, number)
 }
 
+/// The number of a socket as a value of a column; none where its path is not served any more.
+pub fn listener_number(number: U32) -> Value {
+    let number = Some(u64::from(number.get())).filter(|number| *number != u64::from(u32::MAX));
+    number.map_or(Value::None("-"), Value::Number)
+}
+
 /// The name of a job as a value of a column.
 pub fn job(key: U64, name: &[u8]) -> Value {
     job_label(key, name).map_or(Value::None("-"), |label| Value::Text(label.into()))

@@ -230,6 +230,7 @@ impl Server {
             warden: &self.warden,
             past: &self.past,
             identity: self.node.identity(),
+            listeners: &self.settings.listeners,
             incarnation: self.node.page().incarnation(),
             now: self.now,
             started: self.waits.started(),

@@ -39,7 +39,8 @@ impl Server {
 
     fn accept_admins(&mut self) {
         loop {
-            let index = match self.admin.accept(self.settings.kernel, self.now) {
+            let first = self.settings.listeners[0].number;
+            let index = match self.admin.accept(self.settings.kernel, first, self.now) {
                 Ok(Some(index)) => index,
                 Ok(None) => return,
                 Err(errno) => return self.door.shut(errno, self.now),
@@ -67,6 +68,7 @@ impl Server {
     /// Takes in a user that looks, once it is known in which pod it is, if that counts: in a pod
     /// nobody monitors the node, since whoever makes the pod chooses its groups.
     fn receive_viewer(&mut self, beside: u32, socket: OwnedFd) {
+        let beside = self.settings.listeners[beside as usize].number;
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
         let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
             return self.turn_away(socket, DomainKey::NOBODYS, 0, ErrorCode::NotPermitted.into());
@@ -107,7 +109,7 @@ impl Server {
     /// The group of monitors, beside this listener: whoever serves further users by listeners of
     /// their own, such as pods, does not let these monitor the node.
     fn monitors(&self, beside: u32) -> Option<u32> {
-        self.settings.monitor_gid.filter(|_| beside == 0)
+        self.settings.monitor_gid.filter(|_| beside == self.settings.listeners[0].number)
     }
 
     fn groups_of(&self, socket: &OwnedFd) -> Vec<u32> {

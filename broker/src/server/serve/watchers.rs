@@ -4,6 +4,7 @@
 use crate::admin::chosen::Chosen;
 use crate::admin::comer::Comer;
 use crate::admin::side::Sent;
+use crate::admin::view::place_of;
 use crate::admin::watch::{Watch, unix_us};
 use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
@@ -45,7 +46,11 @@ impl Server {
 
     /// One message of events for a watcher; `false`: the connection is to end.
     pub(super) fn send_events_to_watcher(&mut self, index: usize) -> bool {
-        let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
+        let watch = self.admin.watch(index);
+        let mut events = watch.map(|watch| watch.take(unix_us())).unwrap_or_default();
+        for event in &mut events {
+            event.listener = place_of(&self.settings.listeners, event.listener.get());
+        }
         self.writer.start(Kind::AdminEvents, 0).push(&events[..]).finish(events.len(), 0);
         self.send_admin(index)
     }

@@ -43,8 +43,7 @@ impl Server {
     fn admit(&mut self, socket: OwnedFd, number: usize) -> bool {
         let Ok(peer) = getsockopt(&socket, PeerCredentials) else { return false };
         let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
-        let listener = u32::try_from(number).expect("at most 16 listeners");
-        let domain = DomainKey::new(listener, uid);
+        let domain = DomainKey::new(self.settings.listeners[number].number, uid);
         if let Err(status) = self.check_peer(domain) {
             self.refuse_at_door(socket, domain, pid, status);
             return false;

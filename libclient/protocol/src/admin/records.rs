@@ -175,7 +175,7 @@ pub struct AccountRecord {
     pub key: U64,
     /// The uid of all clients of the domain.
     pub uid: U32,
-    /// Number of the listener that they connected to, from 0.
+    /// Number of the listener that they connected to, from 0; `u32::MAX`: none that is served now.
     pub listener: U32,
     /// Kept allocations that clients of the job have left. The domain is charged for them, the job
     /// is not. 0 for a domain.

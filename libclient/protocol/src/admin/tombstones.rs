@@ -28,7 +28,8 @@ pub struct TombstoneRecord {
     pub owner_pid: U32,
     /// Uid of the owner.
     pub owner_uid: U32,
-    /// Number of the listener that the owner connected to, from 0.
+    /// Number of the listener that the owner connected to, from 0; `u32::MAX`: none that is served
+    /// now.
     pub listener: U32,
     /// The reason of the end: an [`ErrorCode`](crate::ErrorCode).
     pub code: U16,
