@@ -20,9 +20,9 @@ pub const SHARE_OF_LAST: u64 = 256;
 /// And at least up to so much: the places of one connection in the table.
 pub const LEAST_OF_LAST: u64 = FDS_PER_CONNECTION;
 
-/// Most domains of one user that has subordinate uids: what they hold is added up for each share,
-/// and they must not use up the domains of the node. A container's processes run under a few uids,
-/// seldom under so many.
+/// Most domains of one pod, or of one user that has subordinate uids: what they hold is added up
+/// for each share, and they must not use up the domains of the node. A container's processes run
+/// under a few uids, seldom under so many.
 pub const DOMAINS_PER_USER: usize = 16;
 
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.

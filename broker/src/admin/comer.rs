@@ -6,7 +6,7 @@ use crate::limits::{
     MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_MONITOR_WATCHES, MAX_MONITORS,
     MAX_VIEWER_WATCHES, MAX_VIEWERS, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
 };
-use fdbroker_core::{DomainKey, PodKey};
+use fdbroker_core::{DomainKey, UserKey};
 
 /// Whose a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Class {
 
 impl Comer {
     /// Whose places it takes: its user's, in a pod its pod's. Administrators share theirs.
-    pub fn user(self) -> (u32, PodKey) {
+    pub fn user(self) -> UserKey {
         if self.rights.may_act { Default::default() } else { (self.payer.uid, self.payer.pod) }
     }
 

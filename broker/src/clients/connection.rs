@@ -68,7 +68,7 @@ pub struct Connection {
     pub pidfd: Option<OwnedFd>,
     /// Listener, uid and pod.
     pub domain: DomainKey,
-    /// The domain that it shares with: of its user, where the uid is a subordinate one.
+    /// The domain that it shares with: of its user, where the uid is a subordinate one, or its pod.
     pub shares_as: DomainKey,
     /// Of its process, as the broker's PID namespace numbers it; 0: it is in another one.
     pub pid: u32,
@@ -155,7 +155,7 @@ impl Connection {
 
     /// The user and process that it shares its turns with.
     pub fn who(&self) -> Who {
-        Who { uid: self.shares_as.uid, pod: self.domain.pod, pid: self.pid }
+        Who { user: (self.shares_as.uid, self.shares_as.pod), pid: self.pid }
     }
 
     /// The main socket, until it is gone.

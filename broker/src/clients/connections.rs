@@ -7,7 +7,7 @@ use crate::clients::handshakes::{Handshake, Handshakes};
 use crate::clients::lobby::{Caller, Lobby};
 use crate::clients::turns::{Turns, Who};
 use crate::fds::jobs::Process;
-use fdbroker_core::{ClientId, DomainKey, Now, PodKey, SubordinateUids};
+use fdbroker_core::{ClientId, DomainKey, Now, PodKey, SubordinateUids, UserKey};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -19,8 +19,8 @@ const EXPECTED: usize = 4096;
 #[derive(Debug)]
 pub struct Connections {
     by_number: Slab<Connection>,
-    /// By uid and pod; no entry = none.
-    of_users: HashMap<(u32, PodKey), u32>,
+    /// By uid, in a pod by that; no entry = none.
+    of_users: HashMap<UserKey, u32>,
     last_serial: u64,
     subordinate_uids: SubordinateUids,
     /// Callers, and connections that are [`Phase::Silent`].
@@ -136,8 +136,10 @@ impl Connections {
 
     /// The domain that a connection of this one shares with.
     pub fn shares_as(&self, domain: DomainKey) -> DomainKey {
-        let uid = self.subordinate_uids.user_of_domain(domain).unwrap_or(domain.uid);
-        DomainKey { uid, ..domain }
+        match self.subordinate_uids.user_of_domain(domain) {
+            Some((uid, _)) => DomainKey { uid, ..domain },
+            None => domain,
+        }
     }
 
     /// Whether another connection of this domain may come in.
@@ -317,9 +319,9 @@ impl IndexMut<usize> for Connections {
     }
 }
 
-/// Whose the domains of all listeners are.
-fn user(domain: DomainKey) -> (u32, PodKey) {
-    (domain.uid, domain.pod)
+/// Whose the domains of all listeners are: a uid's, in a pod those of all uids.
+fn user(DomainKey { uid, pod, .. }: DomainKey) -> UserKey {
+    if pod == PodKey::NONE { (uid, pod) } else { (u32::MAX, pod) }
 }
 
 #[cold]
@@ -352,6 +354,23 @@ mod tests {
     use super::*;
     use fdbroker_core::SubordinateRange;
     use std::fs::File;
+
+    #[test]
+    fn connections_when_a_pod_comes_under_many_uids_then_these_are_counted_as_one() {
+        let mut connections = Connections::new(64, true, SubordinateUids::new(Vec::new()));
+        let of = |uid, pod| DomainKey { pod: PodKey([pod, 0]), ..DomainKey::new(0, uid) };
+        for uid in 1000.. {
+            if !connections.has_room_in_lobby(of(uid, 1)) {
+                break;
+            }
+            connections.add(File::open("/dev/null").unwrap().into(), of(uid, 1), 1, Now(0));
+        }
+        assert_eq!(connections.len(), crate::limits::LOBBY_PER_DOMAIN as usize);
+        assert!(connections.has_room_in_lobby(of(1000, 2)), "another pod");
+        assert!(connections.has_room_in_lobby(DomainKey::new(0, 1000)), "no pod");
+        assert_eq!(connections.of_user(of(5, 1)), crate::limits::LOBBY_PER_DOMAIN);
+        assert_eq!(connections.of_user(of(1000, 2)), 0);
+    }
 
     #[test]
     fn connections_when_a_user_comes_under_subordinate_uids_then_these_have_one_part_of_the_lobby()

@@ -4,17 +4,16 @@
 //! each answer has one request at a time. Must never let a client with work left starve.
 
 use crate::limits::FRESH_IN_A_ROW;
-use fdbroker_core::{ClientId, PodKey};
+use fdbroker_core::{ClientId, UserKey};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
+use std::hash::Hash;
 
 /// A client's user, and its process as the broker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Who {
-    /// Of the process.
-    pub uid: u32,
-    /// Of it, where pods are told apart.
-    pub pod: PodKey,
+    /// The process's; where pods are told apart its pod.
+    pub user: UserKey,
     /// 0 when it is in another PID namespace: all such processes of a user count as one.
     pub pid: u32,
 }
@@ -25,11 +24,13 @@ pub struct Turns {
     /// A client that has just become ready while no other waits: the usual case, without a ring.
     alone: Option<(Who, ClientId)>,
     /// The clients that have just become ready, if there are several.
-    fresh: Ring<Ring<VecDeque<ClientId>>>,
-    rest: Ring<Ring<VecDeque<ClientId>>>,
+    fresh: Users,
+    rest: Users,
     /// Turns of fresh clients since the last turn of a client of the rest.
     in_a_row: usize,
 }
+
+type Users = Ring<UserKey, Ring<u32, VecDeque<ClientId>>>;
 
 impl Turns {
     /// A client that had nothing to do until now.
@@ -84,8 +85,8 @@ impl Turns {
     }
 }
 
-fn push(users: &mut Ring<Ring<VecDeque<ClientId>>>, who: Who, client: ClientId) {
-    users.member(who.uid).member(who.pid).push_back(client);
+fn push(users: &mut Users, who: Who, client: ClientId) {
+    users.member(who.user).member(who.pid).push_back(client);
 }
 
 /// What clients are taken from, one at a time.
@@ -109,35 +110,35 @@ impl Line for VecDeque<ClientId> {
     }
 }
 
-/// Lines by number that take turns. A line in which nobody waits is removed; one of them is kept
-/// for its memory.
+/// Lines by their keys that take turns. A line in which nobody waits is removed; one of them is
+/// kept for its memory.
 #[derive(Debug, Default)]
-struct Ring<L> {
-    order: VecDeque<u32>,
-    lines: FxHashMap<u32, L>,
+struct Ring<K, L> {
+    order: VecDeque<K>,
+    lines: FxHashMap<K, L>,
     spare: Option<L>,
 }
 
-impl<L: Line> Ring<L> {
-    /// The line of a number, at the end of the ring if nobody waits in it. The caller puts somebody
+impl<K: Copy + Eq + Hash, L: Line> Ring<K, L> {
+    /// The line of a key, at the end of the ring if nobody waits in it. The caller puts somebody
     /// in.
-    fn member(&mut self, number: u32) -> &mut L {
-        self.lines.entry(number).or_insert_with(|| {
-            self.order.push_back(number);
+    fn member(&mut self, key: K) -> &mut L {
+        self.lines.entry(key).or_insert_with(|| {
+            self.order.push_back(key);
             self.spare.take().unwrap_or_default()
         })
     }
 }
 
-impl<L: Line> Line for Ring<L> {
+impl<K: Copy + Default + Eq + Hash, L: Line> Line for Ring<K, L> {
     fn pop(&mut self) -> Option<ClientId> {
-        let number = self.order.pop_front()?;
-        let line = self.lines.get_mut(&number)?;
+        let key = self.order.pop_front()?;
+        let line = self.lines.get_mut(&key)?;
         let client = line.pop();
         if line.is_empty() {
-            self.spare = self.lines.remove(&number);
+            self.spare = self.lines.remove(&key);
         } else {
-            self.order.push_back(number);
+            self.order.push_back(key);
         }
         client
     }
@@ -147,7 +148,7 @@ impl<L: Line> Line for Ring<L> {
     }
 
     fn has_several(&self) -> bool {
-        let only = self.order.front().and_then(|number| self.lines.get(number));
+        let only = self.order.front().and_then(|key| self.lines.get(key));
         self.order.len() > 1 || only.is_some_and(Line::has_several)
     }
 }
@@ -155,10 +156,11 @@ impl<L: Line> Line for Ring<L> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_core::PodKey;
 
-    const ONE: Who = Who { uid: 1000, pod: PodKey::NONE, pid: 1 };
-    const ANOTHER: Who = Who { uid: 1000, pod: PodKey::NONE, pid: 2 };
-    const OTHER_USER: Who = Who { uid: 1001, pod: PodKey::NONE, pid: 3 };
+    const ONE: Who = Who { user: (1000, PodKey::NONE), pid: 1 };
+    const ANOTHER: Who = Who { user: (1000, PodKey::NONE), pid: 2 };
+    const OTHER_USER: Who = Who { user: (1001, PodKey::NONE), pid: 3 };
 
     fn order(turns: &mut Turns) -> Vec<u32> {
         std::iter::from_fn(|| turns.pop()).map(|client| client.0).collect()
@@ -213,7 +215,7 @@ mod tests {
     fn pop_when_all_have_had_their_turn_then_nothing_is_kept_of_who_they_were() {
         let mut turns = Turns::default();
         for number in 0..100 {
-            turns.push_fresh(Who { uid: number, pod: PodKey::NONE, pid: number }, ClientId(number));
+            turns.push_fresh(Who { user: (number, PodKey::NONE), pid: number }, ClientId(number));
         }
         assert_eq!(order(&mut turns).len(), 100);
         assert!(turns.fresh.lines.is_empty() && turns.fresh.order.is_empty());

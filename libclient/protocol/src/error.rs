@@ -282,8 +282,8 @@ impl From<ErrorCode> for Status {
 pub const OUTSIDE_PODS: &str = "the listener serves pods alone (isolate = \"pod\"), and this process is in none: its cgroup cannot be read (the broker \
      needs hostPID), or is not the kubelet's; connect from a pod, by a listener without isolation, or set pods_cgroup";
 
-/// Of [`Resource::Domains`] where a user has as many as one may have.
-const DOMAINS_OF_USER: &str = "the uids of one user's ranges in /etc/subuid make so many domains at most; end clients of some of them, or, if an \
+/// Of [`Resource::Domains`] where a user or a pod has as many as one may have.
+const DOMAINS_OF_USER: &str = "the uids of one pod, or of one user's ranges in /etc/subuid, make so many domains at most; end clients of some of them, or, if an \
      engine such as the kubelet has the ranges, name its user in subuid_pools";
 
 /// A number of bytes, in the largest unit that says it exactly.

@@ -50,6 +50,9 @@ impl PodKey {
     pub const NONE: PodKey = PodKey([0; 2]);
 }
 
+/// Whose several domains are that share as one: a user's uid, or a pod, which has no uid here.
+pub type UserKey = (u32, PodKey);
+
 /// Which isolation domain a client is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DomainKey {

@@ -2,7 +2,7 @@
 //! its user namespaces run. Shares count them as one domain. A range of an engine is a pool: each
 //! container that it maps is a user of its own. Must never decide what a uid may have or see.
 
-use crate::api::ids::{DomainKey, PodKey};
+use crate::api::ids::{DomainKey, PodKey, UserKey};
 
 /// Uids that an engine maps for a container, from a multiple of so many on: the kubelet's for a pod
 /// (`idsPerPod`), and those of podman for images with a user `nobody`.
@@ -52,9 +52,13 @@ impl SubordinateUids {
     }
 
     /// The user whose uids make several domains, this one among them; `None`: the domain is a
-    /// user's by itself. A uid in a pod says nothing of the node's users.
-    pub fn user_of_domain(&self, key: DomainKey) -> Option<u32> {
-        if key.pod == PodKey::NONE { self.user_of(key.uid) } else { None }
+    /// user's by itself. A uid in a pod says nothing of the node's users, and whoever is root there
+    /// has all uids: they are the pod's.
+    pub fn user_of_domain(&self, key: DomainKey) -> Option<UserKey> {
+        match key.pod {
+            PodKey::NONE => self.user_of(key.uid).map(|uid| (uid, PodKey::NONE)),
+            pod => Some((u32::MAX, pod)),
+        }
     }
 
     /// The user that a uid is one of several uids of; `None`: it is a user by itself.

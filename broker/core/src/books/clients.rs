@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
-use crate::api::{DomainKey, JobKey, JobName, NONE, OwnerKey, SubordinateUids};
+use crate::api::{DomainKey, JobKey, JobName, NONE, OwnerKey, SubordinateUids, UserKey};
 use crate::books::check::{Check, ensure};
 use crate::books::ledger::{Charge, Ledger, ScopeId};
 use crate::books::slots::{Flat, SavedSlots, Slots};
@@ -82,10 +82,10 @@ pub struct Domain {
     pub slow: bool,
     /// When it was last served, in the order of all domains.
     pub turn: u64,
-    /// The user that it has a part of, where that has several uids: known from the settings, so it
-    /// is not saved.
+    /// The user or pod that it has a part of, where that has several uids: known from the settings,
+    /// so it is not saved.
     #[serde(skip)]
-    pub user: Option<u32>,
+    pub user: Option<UserKey>,
 }
 
 impl Domain {
@@ -138,9 +138,9 @@ pub struct Clients {
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
     subordinate_uids: SubordinateUids,
-    /// Domains of each user that has subordinate uids. At most [`DOMAINS_PER_USER`] each; more are
-    /// a predecessor's.
-    by_user: FxHashMap<u32, Vec<u32>>,
+    /// Domains of each pod, and of each user that has subordinate uids. At most
+    /// [`DOMAINS_PER_USER`] each; more are a predecessor's.
+    by_user: FxHashMap<UserKey, Vec<u32>>,
     /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`),
     /// and per parked request that waits for room of it.
     jobs: Slots<Job>,
@@ -397,12 +397,12 @@ impl Clients {
         self.all_of(self.subordinate_uids.user_of_domain(key))
     }
 
-    fn all_of(&self, user: Option<u32>) -> &[u32] {
+    fn all_of(&self, user: Option<UserKey>) -> &[u32] {
         let all = user.and_then(|user| self.by_user.get(&user));
         all.map_or(&[], Vec::as_slice)
     }
 
-    fn leave_user(&mut self, user: Option<u32>, number: u32) {
+    fn leave_user(&mut self, user: Option<UserKey>, number: u32) {
         let Some(user) = user else { return };
         let all = self.by_user.get_mut(&user).expect("the domain was opened");
         all.retain(|other| *other != number);

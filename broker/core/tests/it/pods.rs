@@ -42,6 +42,35 @@ fn acquire_when_the_uid_is_in_another_pod_then_refused_unless_shared_with_all() 
 }
 
 #[test]
+fn connect_when_a_pod_comes_under_many_uids_then_it_has_one_share_and_few_domains() {
+    let most = limits::DOMAINS_PER_USER as u32;
+    let mut world = World::new(Config { max_domains: most + 8, max_clients: 64, ..config() });
+    let of = |uid, pod| DomainKey { pod: PodKey([pod, 0]), ..DomainKey::new(0, uid) };
+    for number in 0..most {
+        let key = of(100_000 + number, 1);
+        world.client_in(ClientId(10 + number), DomainKey { listener: number % 2, ..key });
+    }
+    let late = ClientId(10 + most);
+    let refused = world.step(connect(late, of(0, 1), 1));
+    let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
+    assert_eq!((status.resource, status.value.get()), (Resource::Domains as u8, most.into()));
+    world.client_in(late, of(0, 2));
+
+    let connections = |uids: u32| {
+        let table_fds = limits::TABLE_RESERVE + 1000;
+        let mut world = World::new(Config { table_fds, share_factor: 8, ..config() });
+        let welcome = |number: &u32| {
+            let client = ClientId(10 + number);
+            world.step(connect(client, of(number % uids, 1), 1));
+            let hello = Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1));
+            world.step(hello).iter().any(|it| matches!(it, Effect::Welcome { .. }))
+        };
+        (0..).take_while(welcome).count()
+    };
+    assert_eq!(connections(8), connections(1));
+}
+
+#[test]
 fn redeposit_when_after_a_crash_then_the_pod_alone_has_its_own() {
     let life =
         FormerLife::Live { record: Record { domain: pod(1), ..record() }, owner_lives: true };

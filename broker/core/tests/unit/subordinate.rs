@@ -64,11 +64,12 @@ fn user_of_when_an_engine_has_the_range_then_each_container_is_a_user_and_the_en
 }
 
 #[test]
-fn user_of_domain_when_in_a_pod_then_it_is_a_user_by_itself_whatever_its_uid() {
+fn user_of_domain_when_in_a_pod_then_it_is_the_pods_whatever_its_uid() {
     let uids = SubordinateUids::new(vec![range(100_000, 65_536, 1000)]);
     for uid in [1000, 100_000] {
         let key = DomainKey::new(0, uid);
-        assert_eq!(uids.user_of_domain(key), Some(1000));
-        assert_eq!(uids.user_of_domain(DomainKey { pod: PodKey([7, 7]), ..key }), None);
+        assert_eq!(uids.user_of_domain(key), Some((1000, PodKey::NONE)));
+        let pod = PodKey([7, 7]);
+        assert_eq!(uids.user_of_domain(DomainKey { pod, ..key }), Some((u32::MAX, pod)));
     }
 }

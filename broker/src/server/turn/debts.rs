@@ -7,9 +7,17 @@ use crate::clients::debts::LongCall;
 use crate::clock;
 use crate::limits::{LONG_CALLS_APART, RETURNS_PER_WAKE, SHUT_OUT_TIME};
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, DomainKey, Now};
+use fdbroker_core::{ClientId, DomainKey, Now, PodKey};
 use fdbroker_protocol::LogTopic;
 use std::collections::HashSet;
+
+/// A user as the log has it.
+fn named(DomainKey { uid, pod, .. }: DomainKey) -> String {
+    match pod {
+        PodKey::NONE => format!("uid {uid}"),
+        PodKey([high, low]) => format!("pod {high:016x}{low:016x}"),
+    }
+}
 
 impl Server {
     /// Hears of the debts of this wake.
@@ -25,11 +33,12 @@ impl Server {
     }
 
     fn log_long_call(&mut self, call: &LongCall) {
-        let LongCall { user: DomainKey { uid, .. }, at, us, until, is_first, .. } = *call;
-        if is_first && self.journal.allows(LogTopic::LongCalls, uid, self.now) {
+        let LongCall { user, at, us, until, is_first, .. } = *call;
+        if is_first && self.journal.allows(LogTopic::LongCalls, user.uid, self.now) {
             log::warn!(
-                "messages of uid {uid} took {us} us of the loop (many poll its sockets, a filter, or interrupts \
+                "messages of {} took {us} us of the loop (many poll its sockets, a filter, or interrupts \
                  came in them); that user is not served for {} ms",
+                named(user),
                 (until.0 - at.0) / 1000
             );
         }
@@ -45,10 +54,10 @@ impl Server {
 
     /// Ends the connections of a user in their turns: there may be a thousand.
     fn shut_out(&mut self, user: DomainKey) {
-        let uid = user.uid;
-        if self.journal.allows(LogTopic::LongCalls, uid, self.now) {
+        if self.journal.allows(LogTopic::LongCalls, user.uid, self.now) {
             log::warn!(
-                "messages of uid {uid} took the loop long again and again: its connections end, and it gets none for {} s",
+                "messages of {} took the loop long again and again: its connections end, and it gets none for {} s",
+                named(user),
                 SHUT_OUT_TIME.as_secs()
             );
         }
