@@ -49,6 +49,13 @@ pub enum Error {
         /// The error of the system call.
         cause: io::Error,
     },
+    /// Of the socket for users beside a listener that serves pods alone.
+    #[error(
+        "nothing is shown at {}: the listener there serves pods alone (isolate = \"pod\"), and this process is in none that the broker can \
+         tell; run this as root, as the broker's user, or as a member of its monitor_group outside pods, or name another listener in FDBROKER_SOCKET",
+        path.display()
+    )]
+    OutsidePods { path: PathBuf },
     /// Another user serves the socket.
     #[error("nothing was asked at {}: {who}", path.display())]
     Stranger { path: PathBuf, who: Stranger },
@@ -144,6 +151,7 @@ impl Error {
             | Error::BrokerGone { .. }
             | Error::NoAnswer { .. } => exit::NO_BROKER,
             Error::Denied { .. }
+            | Error::OutsidePods { .. }
             | Error::Stranger { .. }
             | Error::NotFound(_)
             | Error::NotAdministrator(_)

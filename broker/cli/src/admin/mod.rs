@@ -358,6 +358,9 @@ impl Admin {
         match message.kind {
             kind if kind as u16 == query as u16 + 1 && message.id == self.last_id => Ok(message),
             Kind::Failed => match message.body_as::<Status>()?.result() {
+                Err(_) if *message.body_as::<Status>()? == Status::NO_POD => {
+                    Err(Error::OutsidePods { path: self.path.clone() })
+                }
                 Err(code) => Err(Error::Refused(code)),
                 Ok(()) => Err(lost(&self.path, "a failure without a code")),
             },

@@ -98,16 +98,18 @@ impl Server {
     /// A lane has looked at the process of a user who looks; `is_known`: its cgroups could be read.
     pub(crate) fn view_from(&mut self, caller: Caller, pod: Option<PodKey>, is_known: bool) {
         let is_isolated = self.settings.isolates_pods(caller.domain.listener);
-        if is_isolated && pod.is_none() {
+        let monitors = self.monitors(caller.domain.listener).filter(|_| pod.is_none() && is_known);
+        let is_monitor = monitors.is_some_and(|it| self.groups_of(&caller.socket).contains(&it));
+        if is_isolated && pod.is_none() && !is_monitor {
             return self.turn_away(caller.socket, caller.domain, 0, Status::NO_POD);
         }
         let own = pod.filter(|_| is_isolated).unwrap_or_default();
         let domain = DomainKey { pod: own, ..caller.domain };
-        self.admit_viewer(Caller { domain, ..caller }, pod.is_none() && is_known);
+        self.admit_viewer(Caller { domain, ..caller }, is_monitor);
     }
 
     /// The group of monitors, beside this listener: whoever serves further users by listeners of
-    /// their own, such as pods, does not let these monitor the node.
+    /// their own, such as containers, does not let these monitor the node. In a pod nobody does.
     fn monitors(&self, beside: u32) -> Option<u32> {
         self.settings.monitor_gid.filter(|_| beside == self.settings.listeners[0].number)
     }
