@@ -1,7 +1,7 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
-use crate::clients::pods::Pods;
+use crate::clients::pods::{Pods, UNREAD};
 use crate::fds::classify::{self, Classifier};
 use crate::fds::closers::Closers;
 use crate::fds::jobs::{Calls, Process};
@@ -446,9 +446,10 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
 pub(crate) fn real_calls(settings: &Settings) -> Calls {
     let pods = Pods::new(settings.pods_cgroup.as_deref());
     let roots_own = pods.directories().into();
-    let process = move |cgroup: Option<&[u8]>, stat: &[u8]| Process {
-        pod: cgroup.and_then(|text| pods.of_text(text)),
-        ..crate::clients::job::process(cgroup, stat)
+    let process = move |cgroup: Option<&[u8]>, stat: &[u8]| {
+        let pod = cgroup.ok_or(UNREAD).and_then(|text| pods.of_text(text));
+        let (pod, outside) = pod.map_or_else(|why| (None, why), |pod| (Some(pod), ""));
+        Process { pod, outside, ..crate::clients::job::process(cgroup, stat) }
     };
     Calls { roots_own, ..Calls::real(process) }
 }

@@ -14,7 +14,7 @@ use std::hash::Hasher;
 /// then.
 pub fn process(cgroup: Option<&[u8]>, stat: &[u8]) -> Process {
     let start = Start::parse(stat).unwrap_or_default();
-    Process { job: cgroup.and_then(of_text), start, pod: None }
+    Process { job: cgroup.and_then(of_text), start, ..Process::default() }
 }
 
 /// The job in the text of /proc/PID/cgroup.

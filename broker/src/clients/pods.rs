@@ -16,6 +16,13 @@ const MOUNTS: &str = "/sys/fs/cgroup";
 /// The classes of pods that have a cgroup of their own; the third one, `guaranteed`, has none.
 const CLASSES: [&str; 2] = ["burstable", "besteffort"];
 
+/// Of a process whose cgroups have not been read.
+pub const UNREAD: &str = "its /proc/PID/cgroup cannot be read (the broker needs hostPID), or a directory above those of pods is not root's alone";
+const TORN: &str = "its /proc/PID/cgroup is not as the kernel writes it";
+const ELSEWHERE: &str =
+    "its cgroup is none of a pod where the kubelet has these (pods_cgroup names another place)";
+const DIFFERENT: &str = "its hierarchies of cgroup v1 do not all name the same pod";
+
 /// Hierarchies of cgroup v1 in which runtimes leave all processes where they are.
 const UNUSED: [&str; 2] = ["misc", "rdma"];
 
@@ -79,8 +86,11 @@ impl Pods {
 
     /// The pod in the text of /proc/PID/cgroup. Of cgroup v1 all hierarchies that runtimes use have
     /// to say the same; the unified one beside them may say nothing.
-    pub fn of_text(&self, text: &[u8]) -> Option<PodKey> {
-        let all = lines(std::str::from_utf8(text).ok()?)?;
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn of_text(&self, text: &[u8]) -> Result<PodKey, &'static str> {
+        let all = std::str::from_utf8(text).ok().and_then(lines).ok_or(TORN)?;
         let is_v1 = all.iter().any(|line| !line.is_unified());
         let says_nothing = |line: &&Line<'_>| {
             let is_unused = UNUSED.contains(&line.controllers) && line.path.is_empty();
@@ -88,8 +98,11 @@ impl Pods {
         };
         let mut pods =
             all.iter().filter(|line| !says_nothing(line)).map(|line| self.of_line(*line));
-        let pod = pods.next()??;
-        pods.all(|other| other == Some(pod)).then_some(pod)
+        let pod = pods.next().flatten();
+        match (pods.all(|other| other == pod), pod) {
+            (true, pod) => pod.ok_or(ELSEWHERE),
+            (false, _) => Err(DIFFERENT),
+        }
     }
 
     fn of_line(&self, line: Line<'_>) -> Option<PodKey> {

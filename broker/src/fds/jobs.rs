@@ -32,6 +32,8 @@ pub struct Process {
     pub job: Option<(JobKey, JobName)>,
     /// Likewise; `None` when it is in no pod, too.
     pub pod: Option<PodKey>,
+    /// Why it is in none, for the log.
+    pub outside: &'static str,
     /// Nothing when it cannot be read.
     pub start: Start,
 }

@@ -14,7 +14,7 @@ fn of_path(path: &str) -> Option<PodKey> {
 }
 
 fn of(place: Option<&str>, first: &str, text: &str) -> Option<PodKey> {
-    Pods::seen_from(place, first.into()).of_text(text.as_bytes())
+    Pods::seen_from(place, first.into()).of_text(text.as_bytes()).ok()
 }
 
 /// In this text, `P` is the pod's UID, `S` the same as slices have it, `C` the container's id.
@@ -127,7 +127,7 @@ fn of_text_when_a_line_is_torn_or_a_name_has_a_newline_then_none() {
         assert_eq!(of(None, HOST, &filled(text)), None, "{text:?}");
     }
     let bytes = [b"0::/kubepods/pod".as_slice(), UID.as_bytes(), b"/\xff\n"].concat();
-    assert_eq!(Pods::seen_from(None, HOST.into()).of_text(&bytes), None);
+    assert_eq!(Pods::seen_from(None, HOST.into()).of_text(&bytes), Err(TORN));
 }
 
 #[test]
@@ -157,6 +157,15 @@ fn of_text_when_it_is_of_cgroup_v1_then_all_hierarchies_have_to_agree() {
         let expected = is_pod.then_some(KEY);
         assert_eq!(of(None, "1:name=systemd:/\n0::/\n", &filled(&text)), expected, "{text}");
     }
+}
+
+#[test]
+fn of_text_when_there_is_no_pod_then_it_says_what_it_saw() {
+    let why = |text: &str| Pods::seen_from(None, HOST.into()).of_text(filled(text).as_bytes());
+    assert_eq!(why("0::/user.slice\n"), Err(ELSEWHERE));
+    assert_eq!(why("0::/user.slice"), Err(TORN));
+    assert_eq!(why("2:memory:/\n1:name=systemd:/kubepods/podP\n"), Err(DIFFERENT));
+    assert_eq!(why("2:memory:/\n1:name=systemd:/\n"), Err(ELSEWHERE));
 }
 
 #[test]

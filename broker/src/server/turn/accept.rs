@@ -78,7 +78,11 @@ impl Server {
         }
         let domain = DomainKey { pod: pod.unwrap_or_default(), ..caller.domain };
         let refused = match pod {
-            None => Err(Status::NO_POD),
+            None => {
+                let why = if is_there { process.outside } else { "it has ended" };
+                self.log_bad_input(domain.uid, pid, &format_args!("in no pod: {why}"));
+                Err(Status::NO_POD)
+            }
             Some(_) if !self.connections.has_room_in_lobby(domain) => Err(ErrorCode::Again.into()),
             Some(_) => self.check_shut_out(domain),
         };
@@ -102,7 +106,7 @@ impl Server {
         if status.result() == Err(ErrorCode::NoQuota) {
             self.core.count_refused_connection(pid, domain, None, status);
             self.take_notes();
-        } else {
+        } else if status != Status::NO_POD {
             self.log_bad_input(domain.uid, pid, &format_args!("refused at connect: {status}"));
         }
         self.turn_away(socket, domain, 0, status);
