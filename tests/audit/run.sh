@@ -411,6 +411,7 @@ orphan_is_named() { cat "$work/all"; [[ $findings == *"{\"kind\":\"orphan\",\"pi
 check "all at once: the orphan" orphan_is_named
 nothing_else() { cat "$work/all"; [ "$(count)" = 7 ] && [ "$status" = 5 ]; }
 check "all at once: and nothing else" nothing_else
+all_again() { audit; has leak ${leak}; }
 only_of() { audit --pid "$1"; [ "$(count)" = 1 ] && [ "$status" = 5 ]; }
 check "only one process: its finding alone" only_of "${leak% *}"
 check "an honest process alone: no finding" exits 0 "$bin/fdbroker" audit --pid "$honest"
@@ -450,6 +451,23 @@ at_work() {
     wait "$demo" && exit ${status-0}' "$bin/fdbroker" "$memory"
 }
 check "a job under a tight cap, looked at again and again: no finding" at_work
+# Objects that are replaced all the time: the broker has another file at the same number whenever audit looks.
+beside_puts() { # beside_puts COUNT COMMAND...: runs the command so often, each time beside the same replacing.
+  local left=$1 failures=0 putter; shift
+  { while "$bin/fdbroker" put replaced "$log" --replace > /dev/null; do :; done; } & putter=$!
+  while [ "$left" -gt 0 ]; do
+    left=$((left - 1))
+    "$@" || failures=$((failures + 1))
+  done
+  kill "$putter"; wait "$putter" 2> /dev/null
+  echo "failures: $failures"
+  "$bin/fdbroker" rm replaced > /dev/null
+  [ "$failures" = 0 ]
+}
+# What stays behind above is found; nothing else may be.
+no_drift() { audit; [[ $findings != *'"kind":"drift"'* ]]; }
+check "ten audits beside objects that are replaced: no drift" beside_puts 10 no_drift
+check "  and a planted leak is still found" beside_puts 1 all_again
 minute_is_over() { [ $((SECONDS - late_since)) -gt 62 ]; }
 limit_s=90 eventually minute_is_over
 # The clock of an emulated guest can be behind that of the shell: the broker says when the minute is over.

@@ -23,7 +23,7 @@ Findings:
   zombie_leader  the first thread of a process has ended, others live on: /proc/PID/fd shows nothing
   io_uring       files of shared memory are registered with a ring: they stay open when their fds are closed
   stopped_owner  an owner is stopped, and cannot give evicted memory again
-  drift          the broker's fds do not match its ledger
+  drift          the broker's fds do not match its ledger; only where all of the ledger is seen
 
 What has ended is recognised as long as the broker remembers it: 65,536 files, 8,192 of each user, until a crash. Not CUDA memory:
 its inodes are all equal. The kernel's list of dma-bufs (/sys/kernel/debug/dma_buf/bufinfo) is read where it can be: as root, with

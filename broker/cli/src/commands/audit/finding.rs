@@ -143,7 +143,7 @@ pub struct Finding {
 }
 
 /// Two findings of two looks are the same if these values are equal.
-pub type Identity = (Kind, Option<u32>, Option<u64>, Option<AllocationId>);
+pub type Identity = (Kind, Option<u32>, Option<u64>, Option<AllocationId>, Option<i32>);
 
 impl Finding {
     /// A finding without a process.
@@ -195,11 +195,13 @@ impl Finding {
         self
     }
 
-    /// Its identity. Fds and leases are no part of it: they may change from look to look.
+    /// Its identity. Fds and leases of clients are no part of it: they may change from look to look.
+    /// The broker's fds are: it counts each by its number.
     pub fn identity(&self) -> Identity {
         // An inode is enough: the first allocation of a memory may change.
         let allocation = self.allocation.filter(|_| self.inode.is_none());
-        (self.kind, self.pid, self.inode, allocation)
+        let fd = self.fds.first().copied().filter(|_| self.kind == Kind::Drift);
+        (self.kind, self.pid, self.inode, allocation, fd)
     }
 }
 

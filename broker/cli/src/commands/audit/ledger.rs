@@ -100,13 +100,15 @@ pub struct Client {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
+    /// It has everything, and not only what is this user's own.
+    pub is_whole: bool,
     /// The broker's pid.
     pub broker: u32,
     pub stored_fds: u64,
     /// Fds that it is closing.
     pub closing_fds: u64,
-    /// Grants and evictions since its start: these change while the broker is busy.
-    pub done: (u64, u64),
+    /// Grants, evictions and deposits since its start: these change while the broker is busy.
+    pub done: (u64, u64, u64),
     pub allocations: HashMap<AllocationId, Allocation>,
     /// Leases by number.
     pub leases: BTreeMap<u64, Lease>,
@@ -120,10 +122,15 @@ impl Ledger {
     pub fn read(admin: &mut Admin) -> Result<Self> {
         let status = admin.status()?;
         let mut ledger = Ledger {
+            is_whole: !admin.is_own_part(),
             broker: status.pid.get(),
             stored_fds: status.gauges.stored_fds.get(),
             closing_fds: status.gauges.closing_fds.get(),
-            done: (status.counters.grants.get(), status.counters.evictions.get()),
+            done: (
+                status.counters.grants.get(),
+                status.counters.evictions.get(),
+                status.counters.deposits.get(),
+            ),
             ..Ledger::default()
         };
         admin.each_page(Selection::ALL, |page: &[AllocationRecord]| {

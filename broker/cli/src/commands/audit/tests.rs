@@ -63,6 +63,7 @@ impl World {
         let mut world = World(look);
         world.process(BROKER).fds.push(fd(5, kind));
         world.both(|ledger| {
+            ledger.is_whole = true;
             ledger.broker = BROKER;
             ledger.stored_fds = 1;
             ledger.allocations.insert(id(0), allocation(kind));
@@ -172,7 +173,8 @@ fn judge_when_more_fds_than_leases_then_all_that_may_be_the_one_too_many() {
     // Another range of the same memfd.
     world.both(|ledger| {
         ledger.stored_fds = 2;
-        ledger.allocations.insert(id(1), allocation(MemoryKind::Memfd));
+        let second = Allocation { fd: Some(9), ..allocation(MemoryKind::Memfd) };
+        ledger.allocations.insert(id(1), second);
     });
     world.process(BROKER).fds.push(fd(9, MemoryKind::Memfd));
     world.lease(2, 1, false);
@@ -462,6 +464,51 @@ fn judge_when_the_brokers_fds_are_not_its_ledgers_then_drift_unless_closing() {
     let mut world = World::new(MemoryKind::Memfd);
     world.both(|ledger| ledger.stored_fds = 2);
     assert_eq!(world.found(), [(Kind::Drift, Some(BROKER), vec![])]);
+}
+
+#[test]
+fn judge_when_only_a_part_of_the_ledger_is_seen_then_the_brokers_fds_are_not_compared() {
+    let mut world = World::new(MemoryKind::Memfd);
+    let other = MemoryKey { kind: MemoryKind::Memfd, number: INODE + 1 };
+    world.process(BROKER).fds.push(MemoryFd::new(9, other));
+    world.both(|ledger| (ledger.is_whole, ledger.stored_fds) = (false, 3));
+    assert_eq!(world.found(), []);
+}
+
+#[test]
+fn confirm_when_the_broker_has_another_file_at_the_number_in_each_look_then_no_drift() {
+    let mut looks = (1..).map(|number| {
+        let mut world = World::new(MemoryKind::Memfd);
+        let (leak, passing) = (INODE + 1, INODE + 1 + number);
+        for (fd, number) in [(8, leak), (9, passing)] {
+            let key = MemoryKey { kind: MemoryKind::Memfd, number };
+            world.process(BROKER).fds.push(MemoryFd::new(fd, key));
+        }
+        world.0
+    });
+    let mut next = || Ok(looks.next().expect("endless"));
+    let first = next().expect("a look");
+    let (_, found, _) = confirm(first, LOOKS, next).expect("looks");
+    let fds: Vec<_> = found.iter().map(|finding| &finding.fds[..]).collect();
+    assert_eq!(fds, [[8]]);
+}
+
+#[test]
+fn confirm_when_one_look_counts_the_brokers_fd_then_no_drift() {
+    let mut world = World::new(MemoryKind::Memfd);
+    let other = MemoryKey { kind: MemoryKind::Memfd, number: INODE + 1 };
+    world.process(BROKER).fds.push(MemoryFd::new(9, other));
+    let uncounted = World(world.0.clone());
+    world.both(|ledger| {
+        let mut one = allocation(MemoryKind::Memfd);
+        (one.fd, one.files.numbers[0]) = (Some(9), INODE + 1);
+        ledger.allocations.insert(id(1), one);
+        ledger.stored_fds = 2;
+    });
+    let mut left = [uncounted.0.clone(), world.0, uncounted.0].into_iter();
+    let first = left.next().expect("three");
+    let (_, found, _) = confirm(first, LOOKS, || Ok(left.next().expect("three"))).expect("looks");
+    assert_eq!(found, []);
 }
 
 #[test]
