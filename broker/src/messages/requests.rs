@@ -308,6 +308,11 @@ fn decode_declare<'s>(
     fill(&mut scratch.declared, items, |item| {
         let flags = item.flags.get();
         let wanted = match flags & !declare_flags::ALL {
+            0 if flags & declare_flags::OBJECT != 0 => {
+                let id = item.handle.id();
+                let is_one = context.core.is_object_of_domain(context.client, id);
+                is_one.then_some(id).ok_or(ErrorCode::Stale)
+            }
             0 => context.key.open(context.node, &item.handle),
             _ => Err(ErrorCode::Protocol),
         };

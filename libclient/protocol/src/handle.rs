@@ -118,6 +118,12 @@ impl HandlePrefix {
     pub fn id(&self) -> AllocationId {
         AllocationId { slot: self.slot.get(), generation: self.generation.get() }
     }
+
+    /// What names an allocation and opens nothing.
+    pub fn unsealed(id: AllocationId) -> Self {
+        let (slot, generation) = (id.slot.into(), id.generation.into());
+        HandlePrefix { slot, generation, ..Self::new_zeroed() }
+    }
 }
 
 impl From<HandlePrefix> for Handle {

@@ -467,7 +467,7 @@ pub struct LeaseItem {
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DeclareItem {
-    /// Of the handle it was granted for.
+    /// Of the handle it was granted for; of an object's memory only the id is read.
     pub handle: HandlePrefix,
     /// Bits of [`declare_flags`].
     pub flags: U32,
@@ -479,8 +479,11 @@ pub struct DeclareItem {
 pub mod declare_flags {
     /// The holder still has the fd; else it has imported the memory and closed it.
     pub const OPEN: u32 = 1;
+    /// It was granted for the name of an object, so its holder has no handle. The object has to be
+    /// of the holder's domain.
+    pub const OBJECT: u32 = 2;
     /// Every bit that has a meaning.
-    pub const ALL: u32 = OPEN;
+    pub const ALL: u32 = OPEN | OBJECT;
 }
 
 /// An allocation whose fd the broker wants again, 48 bytes.

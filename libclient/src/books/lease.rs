@@ -42,7 +42,7 @@ impl Lease {
         id: AllocationId,
         handle: Option<HandlePrefix>,
     ) -> Self {
-        let (key, mark) = common.holdings.enter_lease(epoch, number, handle);
+        let (key, mark) = common.holdings.enter_lease(epoch, number, id, handle);
         let common = Arc::clone(common);
         Lease { common, mark, key, id, room: 0, is_mapped: false, is_given_back: false }
     }

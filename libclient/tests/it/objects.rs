@@ -9,8 +9,9 @@ use fdbroker_client::{
     Client, Deadline, ErrorCode, GetProgress, MakersWork, MemoryKind, NewObject, ObjectEvent,
     ObjectOptions, Objects, Place, PutObject, SealError, Touch, WatchEvent,
 };
+use fdbroker_protocol::message::{DeclareItem, declare_flags};
 use fdbroker_protocol::object::*;
-use fdbroker_protocol::{Kind, Status, Writer};
+use fdbroker_protocol::{AllocationId, Kind, Message, Status, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::uio::pread;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -456,25 +457,39 @@ fn watch_when_the_broker_is_lost_then_told_to_the_next_one_and_lost_is_said_firs
 }
 
 #[test]
-fn lease_when_the_broker_is_lost_then_objects_are_not_declared_and_stay_readable() {
-    let (mut broker, client, peer, objects) = client();
-    let fd = sealed(b"bytes");
-    let object = thread::scope(|scope| {
-        let call = scope.spawn(|| objects.get("a", soon()).unwrap());
-        let request = peer.recv_kind(Kind::ObjectGet);
-        peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::Memfd, fd.as_fd());
-        call.join().unwrap()
-    });
-    broker.stop();
-    drop(peer);
-    eventually("the loss is seen", || !client.is_connected());
-    broker.start();
-    let peer = broker.accept(Terms::default());
-    eventually("it is back", || client.is_connected());
-    assert!(!object.is_current());
-    assert_eq!(object.bytes().unwrap(), b"bytes");
-    drop(object);
-    peer.assert_silent();
+fn lease_when_the_broker_is_lost_then_declared_without_a_handle_and_readable_throughout() {
+    for answer in [Ok(()), Err(ErrorCode::Stale)] {
+        let (mut broker, client, peer, objects) = client();
+        let fd = sealed(b"bytes");
+        let object = thread::scope(|scope| {
+            let call = scope.spawn(|| objects.get("a", soon()).unwrap());
+            let request = peer.recv_kind(Kind::ObjectGet);
+            peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::Memfd, fd.as_fd());
+            call.join().unwrap()
+        });
+        broker.stop();
+        drop(peer);
+        eventually("the loss is seen", || !client.is_connected());
+        assert!(!object.is_current());
+        broker.start();
+        let mut peer = broker.accept(Terms::default());
+        let request = peer.recv_kind(Kind::Declare);
+        let flags = |message: &Message<'_>| message.items::<DeclareItem>().unwrap()[0].flags.get();
+        assert_eq!(request.message(flags), declare_flags::OBJECT, "its fd is closed: it is mapped");
+        assert_eq!(request.declare()[0].0, AllocationId { slot: 1, generation: 1 });
+        peer.page.set(AllocationId { slot: 1, generation: 1 });
+        assert!(!object.is_current(), "not before the answer");
+        let leases = peer.declared(&request, &[answer]);
+        assert_eq!(object.bytes().unwrap(), b"bytes");
+        if answer.is_ok() {
+            eventually("the answer is known", || object.is_current());
+        }
+        drop(object);
+        if answer.is_ok() {
+            assert_eq!(peer.recv_kind(Kind::Release).leases(), leases);
+        }
+        peer.assert_silent();
+    }
 }
 
 // --- GPU memory ----------------------------------------------------------------------------------

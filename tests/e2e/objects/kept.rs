@@ -5,12 +5,14 @@ use crate::support::broker::Broker;
 use crate::support::manager::Manager;
 use crate::support::objects::{Group, New, SIZE, bytes_of, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
-use crate::support::wait::{PATIENCE, eventually, eventually_some};
+use crate::support::wait::{PATIENCE, eventually, eventually_some, patience};
+use fdbroker_client::{Client, ObjectInfo, ObjectOptions};
 use fdbroker_protocol::object::object_flags::{KEEP, PIN};
 use fdbroker_protocol::object::record_flags;
 use fdbroker_protocol::{ErrorCode, Status};
 use fdbrokerd::limits::CARRIERS_AHEAD;
 use nix::sys::signal::Signal;
+use std::time::Duration;
 
 /// A broker under a service manager, which keeps for longer than any test takes.
 fn managed() -> Manager {
@@ -129,6 +131,55 @@ fn get_when_the_broker_is_killed_while_it_waits_then_the_next_broker_serves_it_a
     maker.put_bytes("to come", &[2; 16], KEEP);
     let got = reader.finish_get(id).expect("both are there");
     assert_eq!((got.bytes(0), got.bytes(1)), (vec![1; 16], vec![2; 16]));
+}
+
+#[test]
+fn declare_when_objects_are_held_over_a_crash_then_the_kept_ones_are_current_and_leased_again() {
+    let mut manager = managed();
+    let connect = |name| {
+        let client = Client::builder().socket(manager.socket()).name(name).own_fds(2).connect();
+        let client = client.expect("it answers");
+        (client.objects(), client)
+    };
+    let ((maker, _client), (reader, client)) = (connect("maker"), connect("reader"));
+    let kept = ObjectOptions { keep: Some(Duration::ZERO), ..ObjectOptions::default() };
+    let names = ["kept", "again", "plain"];
+    for (name, options) in names.iter().zip([kept, kept, ObjectOptions::default()]) {
+        maker.put(name, b"bytes", options, patience()).expect("it is put");
+    }
+    let [kept, again, plain] = names.map(|name| reader.get(name, patience()).expect("there"));
+    let (own, incarnation) = (maker.get("kept", patience()).expect("there"), client.incarnation());
+    kill(&mut manager);
+    eventually("it is connected again", || {
+        client.is_connected() && client.incarnation() != incarnation
+    });
+    assert!(kept.is_current() && again.is_current() && !plain.is_current());
+    eventually("the maker, too", || own.is_current());
+    let leases = |names: &[&str]| {
+        let infos = reader.stat_many(names, patience()).expect("it answers");
+        let of = |info: Option<ObjectInfo>| info.expect("it is kept").leases;
+        infos.into_iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(leases(&["kept", "again"]), [2, 1]);
+    drop((again, own, plain));
+    eventually("what is given back is not counted", || leases(&["kept", "again"]) == [1, 0]);
+    drop(kept);
+    eventually("nor is the last one", || leases(&["kept", "again"]) == [0, 0]);
+}
+
+/// The declaration says no more than slot and generation.
+#[test]
+fn declare_when_an_object_is_no_object_or_another_users_then_stale() {
+    let mut manager = managed();
+    let mut maker = Raw::connect(&manager.socket());
+    maker.put_bytes("kept", &[1; 16], KEEP);
+    let id = maker.get(&["kept"]).expect("it is there").grants[0];
+    kill(&mut manager);
+    let mut maker = Raw::connect(&manager.socket());
+    let (slot, generation) = (id.slot.get(), id.generation.get());
+    let codes = [(slot, generation), (slot, generation + 1), (slot + 1, generation)]
+        .map(|(slot, generation)| maker.declare_object(slot, generation));
+    assert_eq!(codes, [Ok(()), Err(ErrorCode::Stale), Err(ErrorCode::Stale)]);
 }
 
 /// The broker dies somewhere in the seals of a maker that never stops.

@@ -3,13 +3,16 @@
 
 use super::memory::memfd;
 use super::raw::{Incoming, Raw};
-use fdbroker_protocol::message::{GrantItem, LeaseItem};
+use fdbroker_protocol::message::{DeclareItem, GrantItem, LeaseItem, declare_flags};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectEvent, ObjectEventItem, ObjectGetHead,
     ObjectGotItem, ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectPrefix, ObjectRecord,
     ObjectScope, ObjectSealed, ObjectTouchHead,
 };
-use fdbroker_protocol::{ErrorCode, Facts, FactsItem, Kind, MemoryKind, Named, Status, Writer};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, FactsItem, HandlePrefix, Kind, MemoryKind, Named, Status,
+    Writer,
+};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::uio::{pread, pwrite};
 use std::os::fd::{AsFd, OwnedFd};
@@ -497,6 +500,16 @@ impl Raw {
         let (flags, reserved) = (flags.into(), 0.into());
         let head = ObjectTouchHead { ttl_ms: ttl_ms.into(), flags, reserved };
         statuses(self.about_names(Kind::ObjectTouch, &head, names))
+    }
+
+    /// Declares a mapped lease of an object of before a crash.
+    #[track_caller]
+    pub fn declare_object(&mut self, slot: u32, generation: u32) -> Result<(), ErrorCode> {
+        let handle = HandlePrefix::unsealed(AllocationId { slot, generation });
+        let (flags, reserved) = (declare_flags::OBJECT.into(), 0.into());
+        let item = DeclareItem { handle, flags, reserved };
+        let answer = self.request(Kind::Declare, |writer| writer.push(&[item][..]), 1, &[]);
+        answer.grants()[0].status.result()
     }
 
     /// Watches names with a prefix, or no more with UNWATCH.

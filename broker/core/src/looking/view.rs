@@ -193,6 +193,12 @@ impl Core {
         found.and_then(|_| self.allocations(slot..slot + 1).next())
     }
 
+    /// Whether it is the memory of named objects of the client's domain.
+    pub fn is_object_of_domain(&self, client: ClientId, id: AllocationId) -> bool {
+        let found = self.allocation_of_domain(client, id.slot);
+        found.is_some_and(|it| it.id == id && it.named)
+    }
+
     /// The slot of the allocation that the owner of this one has registered next, ended ones
     /// included.
     pub fn registered_after(&self, slot: u32) -> Option<u32> {

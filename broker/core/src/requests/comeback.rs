@@ -230,6 +230,8 @@ impl Core {
             // That its owner does not answer is no reason to give up what one has.
             Item::Final(ErrorCode::OwnerSilent) => {}
             Item::Final(code) if code == ErrorCode::NotPermitted => return Err(code.into()),
+            // Objects need no owner.
+            Item::Final(_) if self.is_live_object(id) => {}
             // Nor that it has ended, as long as its owner waits for its holders.
             Item::Final(_) if has_ended && self.books.lingers(id.slot) => {}
             Item::Final(code) => return Err(code.into()),
@@ -254,6 +256,11 @@ impl Core {
     /// over: once.
     pub fn take_comeback(&mut self) -> Option<Comeback> {
         self.books.continuity.take_comeback()
+    }
+
+    fn is_live_object(&self, id: AllocationId) -> bool {
+        let is_live = self.books.allocations.find(id).is_some_and(|it| it.is_live());
+        is_live && self.books.objects.groups.number_in(id.slot).is_some()
     }
 
     /// An owner has named all that is alive of what it had before the crash: the rest ends.

@@ -53,7 +53,8 @@ pub(super) struct Leases {
 #[derive(Debug)]
 struct Held {
     mark: Arc<Mark>,
-    /// What it was granted for. `None`: for the name of an object, and it cannot be declared.
+    id: AllocationId,
+    /// What it was granted for. `None`: for the name of an object.
     handle: Option<HandlePrefix>,
     standing: Standing,
     /// The client has its fd.
@@ -100,16 +101,13 @@ impl Leases {
         self.all.is_empty()
     }
 
-    /// Another broker: none is known. Those not refused before wait, or are refused if they cannot
-    /// be declared.
+    /// Another broker: none is known. Those not refused before wait.
     pub fn begin(&mut self) {
         self.all.retain(|_, held| !held.is_dropped);
         self.waiting.clear();
         for (key, held) in &mut self.all {
             held.mark.is_known.store(false, Ordering::Release);
-            if held.handle.is_none() {
-                held.refuse();
-            } else if held.standing != Standing::Refused {
+            if held.standing != Standing::Refused {
                 held.standing = Standing::Waiting;
                 self.waiting.push_back(key);
             }
@@ -121,6 +119,7 @@ impl Leases {
     pub fn enter(
         &mut self,
         number: u64,
+        id: AllocationId,
         handle: Option<HandlePrefix>,
         is_known: bool,
     ) -> (LeaseKey, Arc<Mark>) {
@@ -128,13 +127,9 @@ impl Leases {
         let mark = Arc::new(Mark { number, is_known: is_known.into(), is_refused });
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let (of_table, is_open) = (Arc::clone(&mark), true);
-        let mut held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
-        if !is_known && handle.is_none() {
-            held.refuse();
-        }
-        let waits = held.standing == Standing::Waiting;
+        let held = Held { mark: of_table, id, handle, standing, is_open, is_dropped: false };
         let key = self.all.insert(held);
-        self.waiting.extend(waits.then_some(key));
+        self.waiting.extend((!is_known).then_some(key));
         (LeaseKey(key), mark)
     }
 
@@ -187,9 +182,12 @@ impl Leases {
                 self.all.remove(key);
                 continue;
             }
-            let Some(handle) = held.handle else { continue };
             held.standing = Standing::Declared { open: held.is_open };
-            let flags = if held.is_open { declare_flags::OPEN } else { 0 };
+            let mut flags = if held.is_open { declare_flags::OPEN } else { 0 };
+            let handle = held.handle.unwrap_or_else(|| {
+                flags |= declare_flags::OBJECT;
+                HandlePrefix::unsealed(held.id)
+            });
             declaring.items.push(DeclareItem { handle, flags: flags.into(), reserved: 0.into() });
             declaring.keys.push(key);
         }
@@ -217,8 +215,9 @@ impl Leases {
             return None;
         }
         held.refuse();
-        let id = held.handle?.id();
-        Some(RefusedLease { id, number: held.mark.number(), code })
+        // Of an object nobody is told: its program sees that it is not current.
+        held.handle?;
+        Some(RefusedLease { id: held.id, number: held.mark.number(), code })
     }
 
     /// The answers to what was declared, in its order: what to send for leases that were given back

@@ -114,14 +114,15 @@ impl Holdings {
     }
 
     /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits
-    /// to be declared, or, without a handle, is unknown to that one.
+    /// to be declared.
     pub fn enter_lease(
         &self,
         epoch: u64,
         number: u64,
+        id: AllocationId,
         handle: Option<HandlePrefix>,
     ) -> (LeaseKey, Arc<Mark>) {
-        self.enter(epoch, |state, is_known| state.leases.enter(number, handle, is_known))
+        self.enter(epoch, |state, is_known| state.leases.enter(number, id, handle, is_known))
     }
 
     /// A registration just made over connection `epoch`; the epoch that it is known by from now on:
