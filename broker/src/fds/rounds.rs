@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::fds::classify;
-use crate::limits::{FILES_PER_LOOK, FILES_ROUND, SLOTS_PER_LOOK};
+use crate::limits::{FILES_PAUSE, FILES_PER_LOOK, FILES_ROUND, FILES_ROUND_OF_FEW, SLOTS_PER_LOOK};
 use fdbroker_core::Now;
 use fdbroker_protocol::MemoryKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,8 @@ impl Rounds {
     ) -> Vec<(u32, u64)> {
         let looks = 1 + (held.len() / SLOTS_PER_LOOK) as u64 + stored / FILES_PER_LOOK as u64;
         let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-        self.due = (stored > 0).then(|| clock::after(now, FILES_ROUND / looks));
+        let pause = (FILES_ROUND_OF_FEW / looks).max(FILES_PAUSE).min(FILES_ROUND / looks);
+        self.due = (stored > 0).then(|| clock::after(now, pause));
         let (mut measured, from) = (Vec::new(), self.from);
         let end = held.len().min(from + SLOTS_PER_LOOK);
         self.from = if end == held.len() { 0 } else { end };
@@ -53,5 +54,27 @@ impl Rounds {
             }
         }
         measured
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn look_when_few_are_held_then_again_in_a_second_and_of_many_all_within_ten() {
+        for (stored, round) in [(1, 1), (2560, 1), (25_600, 10), (1 << 20, 10)] {
+            let (mut rounds, now) = (Rounds::default(), clock::now());
+            rounds.begin(now);
+            rounds.look(&[], &[], stored, now);
+            let looks = u32::try_from(stored / FILES_PER_LOOK as u64).expect("few");
+            let least = Duration::from_secs(round) / (looks + 2);
+            let due = rounds.due().expect("some are held");
+            assert!(due >= clock::after(now, least), "{stored}");
+            assert!(due <= clock::after(now, Duration::from_secs(round)), "{stored}");
+            rounds.look(&[], &[], 0, now);
+            assert_eq!(rounds.due(), None);
+        }
     }
 }
