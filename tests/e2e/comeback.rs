@@ -605,3 +605,21 @@ fn ranges_when_freed_in_an_outage_then_used_again_after_the_grace_time_and_the_l
     drop(other);
     arena.alloc(3 * BLOCK_BYTES).expect("the whole arena");
 }
+
+/// Every call says what the broker says to the library, which tries again and again.
+#[test]
+fn call_when_the_next_broker_does_not_let_the_client_in_then_its_refusal_is_said() {
+    let mut broker = Broker::start();
+    let client = broker.builder("client").own_fds(64).connect().expect("there is room");
+    let objects = client.objects();
+    let said = || objects.stat("name", patience()).expect_err("no such name").to_string();
+    broker.kill();
+    broker.restart_with(&["--set", "caps.client.fds=8"]);
+    eventually("the refusal is said", || said().contains("own_fds = 8"));
+    let text = said();
+    assert!(text.contains("NOT_CONNECTED") && text.contains("NO_QUOTA"), "{text}");
+    broker.kill();
+    eventually("no broker refuses any more", || !said().contains("NO_QUOTA"));
+    broker.restart_with(&[]);
+    eventually("it is let in", || said().contains("NOT_FOUND"));
+}

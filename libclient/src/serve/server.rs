@@ -460,7 +460,10 @@ impl Server {
                     self.link = Link::Greeting { greeting: Box::new(greeting), pause };
                 }
                 Ok(None) => self.try_again_after(pause, "many others are connecting"),
-                Err(error) => self.try_again_after(pause, &error.to_string()),
+                Err(error) => {
+                    lost.note_try(&error);
+                    self.try_again_after(pause, &error.to_string());
+                }
             }
         }
         if let Link::Greeting { greeting, pause } = &mut self.link {
@@ -468,7 +471,10 @@ impl Server {
             match greeting.look() {
                 None => {}
                 Some(Ok(greeted)) => count += self.begin(session, greeted, pause),
-                Some(Err(error)) => self.try_again_after(pause, &error.to_string()),
+                Some(Err(error)) => {
+                    lost.note_try(&error);
+                    self.try_again_after(pause, &error.to_string());
+                }
             }
         }
         count

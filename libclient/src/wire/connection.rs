@@ -59,6 +59,8 @@ pub(crate) struct Connection {
     pub events: OwnFd,
     /// When it was found that the program has closed its fds.
     closed_here: OnceLock<Instant>,
+    /// What the next broker says to this client, while it does not let it in.
+    refusal: Mutex<Option<Box<str>>>,
     alive: AtomicBool,
     pub(super) next_id: AtomicU64,
     pub(super) inbox: Mutex<Inbox>,
@@ -107,6 +109,7 @@ impl Connection {
             socket,
             events,
             closed_here: OnceLock::new(),
+            refusal: Mutex::default(),
             alive: AtomicBool::new(true),
             next_id: AtomicU64::new(1),
             inbox: Mutex::default(),
@@ -307,10 +310,21 @@ impl Connection {
             return Error::forked(what);
         }
         let error = Error::not_connected(format!("{what}: the connection to the broker is lost"));
-        match self.closed_here() {
-            Some(_) => error.because(CONNECTS_ANEW),
-            None => error,
+        match (self.closed_here(), &*lock(&self.refusal)) {
+            (Some(_), _) => error.because(CONNECTS_ANEW),
+            (None, Some(refusal)) => error.because(refusal.clone()),
+            (None, None) => error,
         }
+    }
+
+    /// It is lost, and this came of the last try to connect anew.
+    pub fn note_try(&self, error: &Error) {
+        let refusal = error.status.map(|_| Box::from(error.to_string()));
+        let mut noted = lock(&self.refusal);
+        if let (Some(refusal), None) = (&refusal, &*noted) {
+            log::warn!("{refusal}; it is tried again");
+        }
+        *noted = refusal;
     }
 
     /// Takes a request out of the inbox and lets the next in, as reader and as asker.
