@@ -320,6 +320,7 @@ fn begin(
         Some(kept)
     });
     let mut groups: Vec<KeptGroup<'_>> = groups.collect();
+    tell_of_high_slots(found, settings.core.max_slots);
     // Where nobody knows which versions were given, they begin above all that a broker with lower
     // generations can have given.
     let unknown = u64::from(page.first_generation() - 1) << 32;
@@ -354,6 +355,21 @@ fn begin(
     }
     page.take_up(&former, &core);
     Ok((core, key, page))
+}
+
+/// What was kept in slots that there are no more has ended.
+fn tell_of_high_slots(found: &FoundAll, max_slots: u32) {
+    let id = |found: &Found| {
+        let allocation = found.allocation().map(|kept| kept.id);
+        allocation.or_else(|| found.group().map(|kept| kept.id))
+    };
+    let ended = found.whole.iter().filter_map(id).filter(|id| id.slot >= max_slots).count();
+    if ended > 0 {
+        log::warn!(
+            "{ended} kept allocations and groups of objects of before the crash are given up: limits.max_slots = \
+             {max_slots} is lower than it was then; set it as high as before to keep such"
+        );
+    }
 }
 
 /// The sockets that the service manager has bound or another broker served, and for the other

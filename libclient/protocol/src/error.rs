@@ -146,8 +146,10 @@ const OF_ANOTHER_USER: u8 = 0x40;
 const OF_NO_PROCESS: u8 = 0x20;
 /// The same: what counts there was not asked for, but inherited from the version that is replaced.
 const INHERITED: u8 = 0x10;
+/// The same: nothing of it is in use, so the request alone is more than the cap.
+const OF_REQUEST: u8 = 0x08;
 /// What is left of it names the scope.
-const SCOPE: u8 = 0x0f;
+const SCOPE: u8 = 0x07;
 
 /// What is said of a cap that an inherited pin meets. Read behind the cap's remedy, which ends with
 /// "raise the cap"; it names the way out of each interface, as the library does not know which one
@@ -252,6 +254,11 @@ impl Status {
         Status { pid: U32::ZERO, scope: self.scope | OF_NO_PROCESS, ..self }
     }
 
+    /// The same `NO_QUOTA`, where nothing is held: what was asked for is more than the cap.
+    pub fn of_request(self) -> Self {
+        Status { pid: U32::ZERO, scope: self.scope | OF_REQUEST, ..self }
+    }
+
     /// The same `NO_QUOTA` of a group that was to be kept or pinned as the version that it
     /// replaces.
     pub fn of_inherited(self) -> Self {
@@ -312,6 +319,10 @@ impl std::fmt::Display for Status {
                 let scope = self.scope().map_or("unknown", Scope::name);
                 let resource = Resource::from_number(self.resource);
                 let name = resource.map_or("unknown", Resource::name);
+                let full = match self.scope & OF_REQUEST {
+                    0 => "is full",
+                    _ => "is less than this request alone",
+                };
                 match value {
                     NO_CAP => {
                         write!(f, "NO_QUOTA: {name} of the {scope} cannot be counted any more")?
@@ -322,9 +333,9 @@ impl std::fmt::Display for Status {
                     )?,
                     cap if resource.is_some_and(|it| it.unit() == Unit::Bytes) => {
                         let cap = WholeBytes(cap);
-                        write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?;
+                        write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?;
                     }
-                    cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?,
+                    cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?,
                 }
                 match self.pid.get() {
                     0 if self.scope & OF_ANOTHER_USER != 0 => {

@@ -65,6 +65,9 @@ impl Books {
             && matches!(blocked.resource, SHARE_OF_FDS | Resource::TablePlaces);
         let full = Status::no_quota(resource, kind, cap, 0);
         let full = if is_share { full.of_share() } else { full };
+        if !is_share && account.counted(counted) == 0 && resource != Resource::TablePlaces {
+            return full.of_request();
+        }
         if !counted.is_capped_in(Scope::Client) {
             return full;
         }
