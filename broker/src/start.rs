@@ -29,7 +29,6 @@ use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGro
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::Poll;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::Group;
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -190,7 +189,7 @@ pub(crate) fn prepare(
     let Outside { signals, until_eof, warden, manager, mut inherited, arrived } = outside;
     let is_takeover = arrived.is_some();
     // What it does not tell shows in what follows.
-    settings.preflight()?;
+    settings.preflight()?.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     prepare_directories(&settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fd (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -242,7 +241,7 @@ pub(crate) fn prepare(
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), &remains)?;
     let viewers = open_viewing(&settings, arrived.as_mut(), &remains);
-    settings.monitor_gid = monitors_of(&settings);
+    settings.monitor_gid = settings.find_monitor_group().ok().flatten();
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
     let identity = Identity { node, key, began: clock::now() };
     let parts = Parts {
@@ -433,23 +432,6 @@ fn open_viewing(
         }
     }
     listeners
-}
-
-/// The number of the group whose members see all. At the start alone: a directory service may take
-/// long.
-fn monitors_of(settings: &Settings) -> Option<u32> {
-    let name = settings.monitor_group.as_ref()?;
-    if let Ok(number) = name.parse() {
-        return Some(number);
-    }
-    match Group::from_name(name) {
-        Ok(Some(group)) => Some(group.gid.as_raw()),
-        found => {
-            let cause = found.err().map_or("it is not known here".into(), |it| it.to_string());
-            log::warn!("monitor_group {name}: {cause}; nobody sees all until a restart finds it");
-            None
-        }
-    }
 }
 
 /// Whether two paths name the same socket, whatever way they take.

@@ -60,6 +60,8 @@ pub struct Settings {
     pub monitor_gid: Option<u32>,
     /// The cgroup in which the kubelet has those of pods; `None`: the kubelet's default.
     pub pods_cgroup: Option<String>,
+    /// Listeners of the file in whose place FDBROKER_SOCKET of the environment is served.
+    pub dropped: Vec<PathBuf>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
     pub table_fds: u64,
     /// What the core is made with: caps, limits, times.
@@ -155,6 +157,7 @@ impl Settings {
             monitor_group: places.monitor_group,
             monitor_gid: None,
             pods_cgroup: places.pods_cgroup,
+            dropped: places.dropped,
             table_fds: table.fds,
             most_connections: core.max_clients,
             core,

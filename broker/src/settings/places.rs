@@ -18,6 +18,8 @@ pub(crate) struct Places {
     pub viewing: Vec<(u32, PathBuf)>,
     pub monitor_group: Option<String>,
     pub pods_cgroup: Option<String>,
+    /// Listeners of the file that are not served, as the environment names a socket.
+    pub dropped: Vec<PathBuf>,
 }
 
 impl Places {
@@ -35,10 +37,14 @@ impl Places {
         let is_explicit = socket.flag.is_some() || socket.environment.is_some();
         let (mode, default) = default_place(environment, host, is_private, is_explicit, listed);
         let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
+        let mut dropped = Vec::new();
         let (listeners, origin) = if is_explicit || listed.is_empty() {
             let (path, origin) = first(socket, default);
             // Whatever names the place, it is as narrow as the file has it.
             let isolate = listed.iter().find(|it| it.path == path).and_then(|it| it.isolate);
+            if origin == "environment" {
+                dropped.extend(listed.iter().map(|it| it.path.clone()).filter(|it| *it != path));
+            }
             (vec![ListenerSettings::new(path, default_socket_mode, isolate)], origin)
         } else {
             let settings = |it: &ListenerSection| {
@@ -83,7 +89,7 @@ impl Places {
         check_cgroup(pods_cgroup.as_deref())?;
         let shown = pods_cgroup.as_ref().map_or(NONE.into(), |path| quoted(Path::new(path)));
         lines.push("pods_cgroup", &shown, pods_origin);
-        Ok(Places { mode, listeners, admin_socket, viewing, monitor_group, pods_cgroup })
+        Ok(Places { mode, listeners, admin_socket, viewing, monitor_group, pods_cgroup, dropped })
     }
 }
 
@@ -102,7 +108,6 @@ fn viewing_sockets(
         let path = view_socket_of(&listener.path);
         let is_taken = all.iter().any(|(_, other)| *other == path)
             || path == admin
-            || listeners.iter().any(|other| other.path == path)
             || check_address(&path).is_err();
         if !is_taken {
             all.push((number, path));
@@ -132,6 +137,9 @@ fn check(
             }
             Some(other) => format!("its number is that of {} by chance", other.path.display()),
             None if listener.path == admin => "admin_socket has the same path".to_owned(),
+            None if listeners.iter().any(|it| view_socket_of(&it.path) == listener.path) => {
+                "the socket by which users look at what is their own has the same path".to_owned()
+            }
             None => continue,
         };
         return Err(ConfigError::value(name, problem, "give each a path of its own"));
@@ -218,6 +226,16 @@ mod tests {
         for (origin, is_good) in [("flag", true), ("environment", false), ("file", false)] {
             assert_eq!(check(&admin, "default", &listeners, origin).is_ok(), is_good, "{origin}");
         }
+    }
+
+    #[test]
+    fn check_when_a_listener_has_the_place_of_the_socket_for_looking_then_refused() {
+        let new = |path: &str| ListenerSettings::new(path.into(), 0o600, None);
+        let (good, taken) = ([new("/a/s"), new("/b/s")], [new("/a/s"), new("/a/view.sock")]);
+        let problem =
+            |all| check(Path::new("/c/s"), "default", all, "file").map_err(|it| it.to_string());
+        assert_eq!(problem(&good), Ok(()));
+        assert!(problem(&taken).unwrap_err().contains("by which users look"));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use crate::node::names::OWN_FILES;
 use crate::settings::effective::Settings;
 use crate::settings::sockets::Mode;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
+use nix::unistd::Group;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// What a look does not tell, by directory.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct Untold {
     pub missing: Vec<PathBuf>,
     /// Not for this user to see.
     pub unseen: Vec<PathBuf>,
+    /// What is served otherwise than the configuration reads.
+    pub warnings: Vec<String>,
 }
 
 impl Untold {
@@ -29,7 +32,8 @@ impl Untold {
         let unseen = "not looked at, since this user may not: the directory";
         let line = |what: &str, path: &PathBuf| format!("{what} {}", path.display());
         let missing = self.missing.iter().map(move |path| line(missing, path));
-        missing.chain(self.unseen.iter().map(move |path| line(unseen, path)))
+        let lines = missing.chain(self.unseen.iter().map(move |path| line(unseen, path)));
+        lines.chain(self.warnings.iter().map(|warning| format!("warning: {warning}")))
     }
 }
 
@@ -73,7 +77,34 @@ impl Settings {
             }
             seen.push(place);
         }
+        untold.warnings = self.warnings();
         Ok(untold)
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let group = self.find_monitor_group().err();
+        let dropped = self.dropped.iter().map(|path| {
+            format!(
+                "listener {} is not served: FDBROKER_SOCKET in the environment is served in its place; unset it",
+                path.display()
+            )
+        });
+        group.into_iter().chain(dropped).collect()
+    }
+
+    /// The number of the group whose members see all, if one is named; else why nobody does. A
+    /// directory service may take long.
+    pub(crate) fn find_monitor_group(&self) -> Result<Option<u32>, String> {
+        let Some(name) = &self.monitor_group else { return Ok(None) };
+        if let Ok(number) = name.parse() {
+            return Ok(Some(number));
+        }
+        let cause = match Group::from_name(name) {
+            Ok(Some(group)) => return Ok(Some(group.gid.as_raw())),
+            Ok(None) => "it is not known here".into(),
+            Err(error) => error.to_string(),
+        };
+        Err(format!("monitor_group {name}: {cause}; nobody sees all until a restart finds it"))
     }
 }
 
@@ -113,11 +144,19 @@ fn kernels_own(directory: &Path) -> Option<&'static str> {
     }
 }
 
-/// The path without links, as far as there is a directory to follow.
+/// The path without links, as far as there is a directory to follow, and without `..` beyond that.
 fn place(socket: &Path) -> PathBuf {
-    let directory = parent(socket);
-    let directory = directory.canonicalize().unwrap_or_else(|_| directory.into());
-    directory.join(socket.file_name().unwrap_or_default())
+    let mut place = PathBuf::new();
+    for part in parent(socket).components() {
+        match part {
+            Component::ParentDir => drop(place.pop()),
+            part => place.push(part),
+        }
+        if let Ok(found) = place.canonicalize() {
+            place = found;
+        }
+    }
+    place.join(socket.file_name().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -144,8 +183,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (admin, clients) = (dir.path().join("a/b"), dir.path().join("c"));
         let untold = look(&admin.join("s"), &[&clients.join("s"), &clients.join("t")]).unwrap();
-        assert_eq!(untold, Untold { missing: vec![admin, clients], unseen: vec![] });
+        assert_eq!(untold, Untold { missing: vec![admin, clients], ..Untold::default() });
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn preflight_when_two_spellings_lead_to_one_place_then_refused_before_it_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = dir.path().join("admin/s");
+        for other in ["new/../new/s", "./new/x/../s", "new/../admin/../new/s"] {
+            let error = look(&good, &[&dir.path().join("new/s"), &dir.path().join(other)]);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("a path of its own"), "{other}: {error}");
+        }
     }
 
     #[test]

@@ -98,10 +98,13 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
     let at = |name: &str| format!("{:?}", dir.path().join(name));
     let listener = |path: &str| format!("[[listener]]\npath = {path}\n");
     let (a, b, long) = (at("c/a.sock"), at("d/b.sock"), at(&"x".repeat(107)));
+    let (view, spelled) = (at("c/view.sock"), at("d/../c/a.sock"));
     let admin = format!("admin_socket = {}\n", at("admin/admin.sock"));
     for (content, part) in [
         (format!("{admin}{0}{1}{0}", listener(&a), listener(&b)), "another listener has the same"),
         (format!("admin_socket = {a}\n{}", listener(&a)), "admin_socket has the same path"),
+        (format!("{admin}{}{}", listener(&a), listener(&view)), "the same path"),
+        (format!("{admin}{}{}", listener(&a), listener(&spelled)), "a path of its own"),
         (format!("admin_socket = {long}\n{}", listener(&a)), "allows a socket's 107"),
         (admin.clone() + &listener(&long), "allows a socket's 107"),
         (format!("admin_socket = \"/proc/a/admin.sock\"\n{}", listener(&a)), "/proc/a"),
@@ -154,6 +157,35 @@ fn check_config_when_a_directory_is_missing_then_said_and_not_made() {
     );
     assert!(out.contains(&missing), "{missing} in {out}");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn daemon_when_it_serves_otherwise_than_its_file_reads_then_check_and_start_warn_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let content = format!(
+        "admin_socket = {:?}\nmonitor_group = \"no-such-group\"\n[[listener]]\npath = {:?}\n[[listener]]\npath = {:?}\n",
+        at("admin/s"),
+        at("a/s"),
+        at("b/s"),
+    );
+    let (file, b) = (file(&content), at("b/s"));
+    let configured = || {
+        let mut command = program();
+        command.env("FDBROKER_SOCKET", at("a/s")).arg("--config").arg(file.path());
+        command
+    };
+    let (output, checked, err) = check(&mut configured());
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let mut start = configured();
+    start.args(["--until-eof", "0"]).stdin(Stdio::null());
+    let started = text(&start.output().unwrap().stderr);
+    let of_listener = format!("listener {} is not served: FDBROKER_SOCKET", b.display());
+    for warning in ["monitor_group no-such-group: it is not known here", &of_listener] {
+        assert!(checked.contains(warning), "{warning} in {checked}");
+        assert!(started.contains(warning), "{warning} in {started}");
+    }
+    assert!(!checked.contains(&format!("listener {}", at("a/s").display())), "{checked}");
 }
 
 #[test]
