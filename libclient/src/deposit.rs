@@ -106,9 +106,9 @@ impl Deposit {
 
     /// Whether it is the same allocation of its owner.
     pub(crate) fn is_same(&self, other: &Deposit) -> bool {
-        let Facts { device, size_bytes, owner_allocation_id, .. } = other.facts;
+        let Facts { device, gpu, size_bytes, owner_allocation_id, .. } = other.facts;
         self.base == other.base
-            && self.facts == Facts { device, size_bytes, owner_allocation_id, ..self.facts }
+            && self.facts == Facts { device, gpu, size_bytes, owner_allocation_id, ..self.facts }
     }
 
     pub(crate) fn to_item(self) -> RegisterItem {

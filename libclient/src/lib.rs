@@ -95,7 +95,7 @@ pub use error::Error;
 pub use exports::{Exports, RegisterProgress, RegisterRequest};
 pub use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 pub use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
+    AllocationId, ErrorCode, Facts, Gpu, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};

@@ -251,10 +251,11 @@ pub fn show_action(action: &Action) -> String {
                 };
                 let _ = write!(
                     out,
-                    "\n      [{:?} {:?} dev {} base {:#x} size {:#x} offset {:#x} id {}{}{}]",
+                    "\n      [{:?} {:?} dev {} of {} base {:#x} size {:#x} offset {:#x} id {}{}{}]",
                     d.facts.kind,
                     d.share,
                     d.facts.device,
+                    d.facts.gpu,
                     d.base,
                     d.facts.size_bytes,
                     d.facts.fd_offset,

@@ -9,7 +9,7 @@ use crate::rng::Rng;
 use crate::world::World;
 use fdbroker_core::{Arrived, Deposit, Judged, Lane, LeaseId, RecallEvent, Supply, Wanted};
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, FdType, MAX_BATCH, MemoryKind, Share, Status,
+    AllocationId, ErrorCode, Facts, FdType, Gpu, MAX_BATCH, MemoryKind, Share, Status,
 };
 
 /// How often, in a thousand, a client misbehaves in each way.
@@ -374,6 +374,8 @@ impl World {
         let claimed = Deposit {
             facts: Facts {
                 device: rng.below(2) as u32,
+                gpu: [Gpu::NONE, Gpu::cuda([1; 16], 0, false), Gpu::cuda([2; 16], 0, true)]
+                    [next_id as usize % 3],
                 fd_offset: rng.below(16) * PAGE_BYTES,
                 owner_allocation_id: next_id,
                 ..Facts::new(kind[rng.below(3) as usize], rng.between(1, 8) * PAGE_BYTES)
@@ -548,6 +550,9 @@ impl World {
         if lies {
             match self.rng.below(3) {
                 0 => supply.facts.owner_allocation_id ^= 1 << 40,
+                1 if supply.id.slot.is_multiple_of(2) => {
+                    supply.facts.gpu = Gpu::cuda([9; 16], 0, false);
+                }
                 1 => supply.facts.size_bytes += PAGE_BYTES,
                 _ => supply.facts.size_bytes = 0,
             }

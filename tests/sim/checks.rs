@@ -303,7 +303,7 @@ fn records(model: &Model, core_: &Core) -> Check {
         kept(model, core_, id, known)?;
         jobs::of_allocation(model, id, known, view.job)?;
         let d = &known.deposit;
-        let (core, model_) = ((view.record.facts(), view.record.base), (d.facts, d.base));
+        let (core, model_) = ((view.facts, view.record.base), (d.facts, d.base));
         ensure!(core == model_, "{id} is listed as {core:?}, it is {model_:?}");
         let owner = model.owner_here(known).then_some(known.owner);
         let told = view.record.owner().map(|owner| owner.0);

@@ -258,6 +258,7 @@ impl Model {
                 deposit.base != 0
                     && known.deposit.base == deposit.base
                     && known.deposit.facts.device == deposit.facts.device
+                    && known.deposit.facts.gpu == deposit.facts.gpu
                     && known.deposit.facts.size_bytes == deposit.facts.size_bytes
                     && known.deposit.facts.owner_allocation_id == deposit.facts.owner_allocation_id
             })

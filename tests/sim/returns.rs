@@ -397,9 +397,10 @@ impl Model {
                 let (share, leased) = (known.deposit.share, !known.leases.is_empty());
                 let recallable = known.deposit.recallable;
                 // Of its fd nothing else is known.
-                let Facts { device, owner_allocation_id, .. } = deposit.facts;
+                let Facts { device, gpu, owner_allocation_id, .. } = deposit.facts;
                 let Facts { kind, size_bytes, .. } = known.deposit.facts;
-                let facts = Facts { device, owner_allocation_id, ..Facts::new(kind, size_bytes) };
+                let facts =
+                    Facts { device, gpu, owner_allocation_id, ..Facts::new(kind, size_bytes) };
                 let unknown = Deposit { share, recallable, facts, keep: false, ..*deposit };
                 let unknown = Deposit { driver_data: None, ..unknown }.into();
                 let deposit = if is_orphan { adopted(&known, deposit) } else { unknown };
@@ -549,8 +550,8 @@ impl Model {
 
 /// A kept one as whoever names it again says, as far as that counts.
 fn adopted(known: &Allocation, named: &Deposit) -> Judged {
-    let Facts { device, owner_allocation_id, .. } = named.facts;
-    let facts = Facts { device, owner_allocation_id, ..known.deposit.facts };
+    let Facts { device, gpu, owner_allocation_id, .. } = named.facts;
+    let facts = Facts { device, gpu, owner_allocation_id, ..known.deposit.facts };
     let claimed = Deposit { base: named.base, facts, ..known.deposit.claimed };
     Judged { claimed, ..known.deposit }
 }

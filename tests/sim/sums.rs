@@ -4,7 +4,7 @@
 use crate::model::{Allocation, Closing, Lease, Model, Request};
 use fdbroker_core::{DomainKey, JobKey, limits};
 use fdbroker_protocol::{AllocationId, Resource};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What one account is charged with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Sums {
     pub parked: u64,
     pub parked_items: u64,
     pub refused: u64,
+    /// Of domains and the node: GPUs that owners name.
+    pub gpus: u64,
     /// Of a client or a job: files that it may be charged for, or another owner in its place.
     pub may_pay_bytes: u128,
     /// Evictable fds that [`Ledger::without`] has taken out of `held`.
@@ -77,6 +79,7 @@ impl Sums {
             Resource::ParkedRequests => self.parked.into(),
             Resource::ParkedItems => self.parked_items.into(),
             Resource::RefusedFds => self.refused.into(),
+            Resource::Gpus => self.gpus.into(),
             // Of the node alone.
             Resource::Domains => 0,
             // Worlds of their own have objects (objects/).
@@ -226,6 +229,10 @@ impl Model {
         for closing in self.tickets.values().filter(|closing| !closing.uninvited) {
             let here = self.is_there(closing);
             ledger.charge(here.then_some(closing.client), closing.domain, |s| s.closing += 1);
+        }
+        let gpus = self.allocations.values().map(|it| (it.domain, it.deposit.facts.gpu));
+        for (domain, _) in gpus.filter(|(_, gpu)| !gpu.is_none()).collect::<BTreeSet<_>>() {
+            ledger.charge(None, domain, |sums| sums.gpus += 1);
         }
         for closing in self.tickets.values().filter(|it| it.uninvited || it.refused) {
             ledger.charge(None, closing.domain, |sums| sums.refused += 1);

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-VERSION = 4
+VERSION = 5
 HELLO, FAILED, JOIN, REGISTER, ACQUIRE, RELEASE = 0x01, 0x03, 0x04, 0x10, 0x20, 0x26
 STATUS, ALLOCATIONS, LEASES, CLIENTS, TAKEOVER, TAKEOVER_STEP = 0x80, 0x82, 0x84, 0x86, 0x88, 0x8A
 JOBS, DOMAINS, LIMITS, SET_LIMIT, METRICS, TOMBSTONES = 0xA0, 0xA2, 0xA4, 0xA6, 0xA8, 0xAE
@@ -68,7 +68,7 @@ class Client:
         memfd = os.memfd_create("view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(memfd, size)
         fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, SEALS)
-        item = struct.pack("<QQQIBBBBQ64s", size, 0, size, 0, 3, 1, share, 0, 0, b"")
+        item = struct.pack("<QQQ24sIBBBBQ64s", size, 0, size, b"", 0, 3, 1, share, 0, 0, b"")
         kind, body, _ = self.main.call(message(REGISTER, struct.pack("<II", 1, 5000) + item, 1, 1), [memfd])
         os.close(memfd)
         assert kind == REGISTER + 1, (kind, body)

@@ -182,7 +182,7 @@ fn get(file: &Path) -> Outcome<()> {
 
 /// A lease that is never given back while the test runs.
 enum Kept {
-    Mapped(u64, Import),
+    Mapped(u64, Box<Import>),
     Open(Lease, #[allow(dead_code, reason = "held, not used")] std::os::fd::OwnedFd),
 }
 
@@ -214,7 +214,7 @@ fn hammer(file: &Path, report: &Path) -> Outcome<()> {
     for (index, (seed, handle)) in keep.iter().enumerate() {
         let grant = client.acquire(handle, deadline())?;
         kept.push(match index % 2 {
-            0 => Kept::Mapped(*seed, grant.import(Access::Read, 0)?),
+            0 => Kept::Mapped(*seed, Box::new(grant.import(Access::Read, 0)?)),
             _ => Kept::Open(grant.lease, grant.fd),
         });
     }

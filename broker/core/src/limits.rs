@@ -25,6 +25,11 @@ pub const LEAST_OF_LAST: u64 = FDS_PER_CONNECTION;
 /// under a few uids, seldom under so many.
 pub const DOMAINS_PER_USER: usize = 16;
 
+/// Most GPUs that the clients of one domain name for their memory: 16 GPUs with 8 tiles or MIG
+/// instances each are 128, and after another division of them there is memory of the former ones.
+/// Each domain's are its own, 20 KiB at most: no number of domains uses up those of another.
+pub const GPUS_PER_DOMAIN: usize = 256;
+
 /// Places in the table kept free for one inbound message: the kernel's most fds per message.
 pub const TABLE_RESERVE: u64 = 253;
 

@@ -18,7 +18,7 @@ const fn records_per_page<R>() -> usize {
 
 /// As many as fit: each page costs the administrator a round trip.
 const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
-const _: () = assert!(records_per_page::<ClientRecord>() >= 112);
+const _: () = assert!(records_per_page::<ClientRecord>() >= 104);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
 const _: () = assert!(records_per_page::<TombstoneRecord>() >= 128);
 /// Jobs and domains are fewer than clients, and their records longer.

@@ -66,7 +66,7 @@ impl View<'_> {
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
-            facts: record.facts().into(),
+            facts: view.facts.into(),
             share: record.traits.share() as u8,
             flags,
             owner_gone: view.record.owner().is_none().into(),

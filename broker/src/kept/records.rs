@@ -7,7 +7,7 @@ use fdbroker_core::{
     Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now, PodKey,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, Gpu, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -109,6 +109,7 @@ impl Place {
 struct SavedMemory<'a> {
     kind: u8,
     device: u32,
+    gpu: [u8; size_of::<Gpu>()],
     size_bytes: u64,
     fd_offset: u64,
     owner_allocation_id: u64,
@@ -118,16 +119,17 @@ struct SavedMemory<'a> {
 
 impl<'a> SavedMemory<'a> {
     fn of(deposit: &'a Deposit) -> Self {
-        let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = deposit.facts;
+        let Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id } = deposit.facts;
         let data = deposit.driver_data.as_ref();
         let driver_data = data.map_or(&[][..], |(length, bytes)| &bytes[..usize::from(*length)]);
-        let kind = kind as u8;
-        SavedMemory { kind, device, size_bytes, fd_offset, owner_allocation_id, driver_data }
+        let (kind, gpu) = (kind as u8, gpu.to_bytes());
+        SavedMemory { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id, driver_data }
     }
 
     /// As that of a group: shared with its uid.
     fn to_deposit(self) -> Option<Deposit> {
         let SavedMemory { device, size_bytes, fd_offset, owner_allocation_id, .. } = self;
+        let gpu = Some(Gpu::from_bytes(self.gpu)).filter(Gpu::is_sound)?;
         let kind = MemoryKind::from_number(self.kind)?;
         let driver_data = match self.driver_data.len() {
             0 => None,
@@ -137,7 +139,7 @@ impl<'a> SavedMemory<'a> {
                 Some((u8::try_from(length).ok()?, data))
             }
         };
-        let facts = Facts { kind, device, size_bytes, fd_offset, owner_allocation_id };
+        let facts = Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id };
         Some(Deposit { driver_data, ..facts.into() })
     }
 }
@@ -392,6 +394,7 @@ mod tests {
     const MEMORY: SavedMemory<'_> = SavedMemory {
         kind: MemoryKind::Memfd as u8,
         device: 3,
+        gpu: Gpu::cuda([7; 16], 5, true).to_bytes(),
         size_bytes: 4096,
         fd_offset: 8192,
         owner_allocation_id: 5,
@@ -457,9 +460,11 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!((0..bytes.len()).all(|length| decode(&bytes[..length]).is_none()), "a part of one");
-        for memory in
-            [SavedMemory { kind: 99, ..MEMORY }, SavedMemory { driver_data: &[1; 65], ..MEMORY }]
-        {
+        for memory in [
+            SavedMemory { kind: 99, ..MEMORY },
+            SavedMemory { gpu: [9; 24], ..MEMORY },
+            SavedMemory { driver_data: &[1; 65], ..MEMORY },
+        ] {
             assert!(SavedGroup { memory, ..saved.clone() }.to_kept().is_none());
             assert!(SavedAllocation { memory, ..allocation(1, 1) }.to_kept().is_none());
         }
@@ -499,13 +504,17 @@ mod tests {
         assert_eq!(found, [changed, allocation(3, 2)]);
     }
 
-    /// The bytes by which brokers before this one wrote a group: a log of theirs is read.
+    /// The bytes of a group. Whoever changes them changes the magic of the log: one of before is not
+    /// read.
     #[test]
-    fn decode_when_a_group_is_of_the_first_format_then_the_same_group() {
+    fn encode_when_a_group_is_written_then_the_bytes_of_this_magic() {
         let bytes = [
             &[0, 3, 103, 7, 255, 255, 255, 255, 15, 1, 232, 7, 99, 1][..],
             &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 1],
-            &[128, 128, 128, 128, 128, 32, 3, 3, 128, 32, 128, 64, 5, 3, 1, 2, 3],
+            &[128, 128, 128, 128, 128, 32, 3, 3],
+            &[7; 16],
+            &[5, 0, 0, 0, 0, 1, 0, 0],
+            &[128, 32, 128, 64, 5, 3, 1, 2, 3],
             &[1, 1, b'a', 64, 4, 70],
             &[9; 70],
         ]

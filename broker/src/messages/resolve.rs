@@ -53,5 +53,5 @@ pub fn write_resolved<'w>(
 /// The handle of a live allocation that was registered with a virtual fd.
 fn resolved(identity: &Identity, allocation: &AllocationView<'_>) -> Option<Handle> {
     let is_named = allocation.record.traits.has_virtual_fd() && allocation.record.is_live();
-    is_named.then(|| handle_of(identity, allocation.id, &allocation.record.facts(), true))
+    is_named.then(|| handle_of(identity, allocation.id, &allocation.facts, true))
 }

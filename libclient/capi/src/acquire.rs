@@ -159,7 +159,7 @@ fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
 /// A grant that stays the library's: its fd is borrowed, its lease is not named.
 pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
     let info = &grant.info;
-    let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = info.facts;
+    let Facts { kind, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } = info.facts;
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);

@@ -148,7 +148,8 @@ pub(crate) fn deliver_recall(
     callbacks: &Callbacks,
     recall: &Recall,
 ) -> Result<RecallAnswer, ErrorCode> {
-    let Facts { kind: _, device, size_bytes, fd_offset, owner_allocation_id } = recall.facts;
+    let Facts { kind: _, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } =
+        recall.facts;
     let question = fdbroker_recall_t {
         struct_size: size_of::<fdbroker_recall_t>() as u64,
         slot: recall.id.slot,

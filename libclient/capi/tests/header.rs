@@ -238,7 +238,7 @@ fn fields(header: &str, name: &str) -> Vec<(String, String)> {
 #[test]
 fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
     let header = header(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Facts { kind: _, device, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
+    let Facts { kind: _, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
     let facts = [
         ("kind", size_of::<u32>()),
         ("device", size_of_val(&device)),

@@ -7,7 +7,7 @@ use fdbroker_virtual_fds::VirtualFd;
 use std::collections::HashMap;
 
 /// The device number of these fds at the broker: they have no address, and no tile has this number.
-pub const DEVICE: u32 = u32::MAX;
+pub const DEVICE: u32 = u16::MAX as u32;
 
 /// One fd that is registered.
 struct Kept {

@@ -1,6 +1,7 @@
 //! What is known of an allocation, wherever it is known: one record for messages, saved state,
 //! views, library and C. Must never have a fact that only one of these has.
 
+use crate::gpu::Gpu;
 use crate::memory::MemoryKind;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -13,8 +14,11 @@ use zerocopy::{
 pub struct Facts {
     /// What the fd is.
     pub kind: MemoryKind,
-    /// The owner's device ordinal.
+    /// The owner's own number of the device: it gets it back in recalls. It says nothing to others:
+    /// each process counts its devices anew.
     pub device: u32,
+    /// The GPU that it is on, as its owner claims.
+    pub gpu: Gpu,
     /// Size in bytes: bounds every offset.
     pub size_bytes: u64,
     /// Where in the fd it begins, in bytes.
@@ -28,13 +32,13 @@ impl Facts {
     /// Where nothing is known: a handle that is refused, an allocation of before a crash.
     pub const NONE: Facts = Facts::new(MemoryKind::Memfd, 0);
 
-    /// From offset 0 of the fd, on device 0, without an id.
+    /// From offset 0 of the fd, on device 0 and no GPU, without an id.
     pub const fn new(kind: MemoryKind, size_bytes: u64) -> Self {
-        Facts { kind, device: 0, size_bytes, fd_offset: 0, owner_allocation_id: 0 }
+        Facts { kind, device: 0, gpu: Gpu::NONE, size_bytes, fd_offset: 0, owner_allocation_id: 0 }
     }
 }
 
-/// [`Facts`] in messages and records, 29 bytes: the 3 bytes after them are each message's own.
+/// [`Facts`] in messages and records, 53 bytes: the 3 bytes after them are each message's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -45,7 +49,9 @@ pub struct FactsItem {
     pub fd_offset: U64,
     /// The owner's id of it.
     pub owner_allocation_id: U64,
-    /// The owner's device ordinal.
+    /// The GPU that it is on.
+    pub gpu: Gpu,
+    /// The owner's own number of the device.
     pub device: U32,
     /// A [`MemoryKind`].
     pub kind: u8,
@@ -53,11 +59,12 @@ pub struct FactsItem {
 
 impl From<Facts> for FactsItem {
     fn from(facts: Facts) -> Self {
-        let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = facts;
+        let Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id } = facts;
         FactsItem {
             size_bytes: size_bytes.into(),
             fd_offset: fd_offset.into(),
             owner_allocation_id: owner_allocation_id.into(),
+            gpu,
             device: device.into(),
             kind: kind as u8,
         }
@@ -65,12 +72,16 @@ impl From<Facts> for FactsItem {
 }
 
 impl FactsItem {
-    /// What it says; `None`: this release knows no such kind.
+    /// What it says; `None`: this release knows no such kind, or no such GPU.
     pub fn get(&self) -> Option<Facts> {
-        let FactsItem { size_bytes, fd_offset, owner_allocation_id, device, kind } = *self;
+        let FactsItem { size_bytes, fd_offset, owner_allocation_id, gpu, device, kind } = *self;
+        if !gpu.is_sound() {
+            return None;
+        }
         Some(Facts {
             kind: MemoryKind::from_number(kind)?,
             device: device.get(),
+            gpu,
             size_bytes: size_bytes.get(),
             fd_offset: fd_offset.get(),
             owner_allocation_id: owner_allocation_id.get(),

@@ -104,7 +104,7 @@ pub struct Handle {
     /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's
     /// buffer id).
     pub owner_allocation_id: U64,
-    /// The owner's device ordinal.
+    /// The owner's own number of the device: a hint that nothing uses.
     pub device: U32,
     /// The allocation's virtual fd, if it was registered with one; else 0.
     pub virtual_fd: U32,

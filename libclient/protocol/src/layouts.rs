@@ -3,6 +3,8 @@
 
 use crate::admin;
 use crate::error::Status;
+use crate::facts::FactsItem;
+use crate::gpu::Gpu;
 use crate::handle::{Handle, HandlePrefix};
 use crate::message::{
     AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
@@ -21,6 +23,8 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("Status", size_of::<Status>()),
     ("Handle", size_of::<Handle>()),
     ("HandlePrefix", size_of::<HandlePrefix>()),
+    ("FactsItem", size_of::<FactsItem>()),
+    ("Gpu", size_of::<Gpu>()),
     ("Hello", size_of::<Hello>()),
     ("HelloReply", size_of::<HelloReply>()),
     ("Join", size_of::<Join>()),

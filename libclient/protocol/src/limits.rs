@@ -27,7 +27,7 @@ pub const AHEAD_BYTES: u64 = 256 << 20;
 pub const DRIVER_DATA_BYTES: usize = 64;
 
 /// Largest message on the client and event sockets, in bytes: a full `Granted` with driver data for
-/// each item, 16 + 253 * (64 + 64) = 32,400, and a full `Redeposit`, 32 + 253 * 184 = 46,584;
+/// each item, 16 + 253 * (88 + 64) = 38,472, and a full `Redeposit`, 32 + 253 * 208 = 52,656;
 /// rounded up to a power of two. Far below the 212,992 bytes of a default SO_SNDBUF, so EMSGSIZE
 /// cannot happen.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
@@ -72,7 +72,7 @@ pub const MAX_DEADLINE_MS: u32 = 3_600_000;
 
 const _: () = {
     assert!(ENDS_PER_MESSAGE <= MAX_BATCH && AHEAD_FDS <= MAX_BATCH);
-    assert!(32 + MAX_BATCH * 184 <= MAX_MESSAGE_BYTES);
+    assert!(32 + MAX_BATCH * 208 <= MAX_MESSAGE_BYTES);
     assert!(MAX_ADMIN_MESSAGE_BYTES <= MAX_MESSAGE_BYTES);
     assert!(METADATA_IN_GOT_BYTES <= METADATA_BYTES && NAME_OF_OBJECT_BYTES <= u8::MAX as usize);
     assert!(METADATA_BYTES + NAME_OF_OBJECT_BYTES < MAX_OBJECT_MESSAGE_BYTES);

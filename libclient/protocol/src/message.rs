@@ -12,7 +12,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 4;
+pub const PROTOCOL_VERSION: u8 = 5;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
@@ -318,7 +318,7 @@ pub struct RegisterHead {
     pub deadline_ms: U32,
 }
 
-/// An allocation to register, 104 bytes; its fd is at the same index.
+/// An allocation to register, 128 bytes; its fd is at the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -353,7 +353,7 @@ pub mod register_flags {
     pub const NAMED: u8 = 128;
 }
 
-/// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with
+/// An allocation named again by its owner after a crash of the broker, 208 bytes. No fd comes with
 /// it: the broker recalls it when somebody asks. So it must be recallable, or a kept one whose fd
 /// the broker still has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -430,7 +430,7 @@ pub struct Resolve {
 /// Value of [`GrantItem::fd_index`] when the item has no fd.
 pub const NO_FD: u16 = u16::MAX;
 
-/// The outcome of one handle, 64 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`])
+/// The outcome of one handle, 88 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`])
 /// unless the status is OK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -486,7 +486,7 @@ pub mod declare_flags {
     pub const ALL: u32 = OPEN | OBJECT;
 }
 
-/// An allocation whose fd the broker wants again, 48 bytes.
+/// An allocation whose fd the broker wants again, 72 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -503,7 +503,7 @@ pub struct RecallItem {
     pub base: U64,
 }
 
-/// The answer to one recall, 40 bytes.
+/// The answer to one recall, 64 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -60,7 +60,7 @@ pub mod object_flags {
     pub const OF_NAMES: u32 = JOB;
 }
 
-/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 112 bytes: the memory of a group.
+/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 136 bytes: the memory of a group.
 /// [`ObjectItem`]s follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

@@ -30,6 +30,8 @@ wire_enum! {
         Places = 9, "places";
         /// Names of objects.
         Names = 10, "names";
+        /// GPUs.
+        Gpus = 11, "gpus";
     }
 }
 
@@ -169,6 +171,9 @@ resources! {
     PermanentBytes = 22, permanent_bytes, Bytes, Domain, [Domain Node],
         "memory of objects that end neither by time nor to make room",
         "unpin objects, or raise the cap";
+    Gpus = 23, gpus, Gpus, Domain, [],
+        "GPUs that owners say their memory is on",
+        "release allocations of other GPUs, or name the GPUs that there are";
 }
 
 impl Resource {

@@ -170,10 +170,12 @@ impl GroupMemory {
         let facts = match (&self.of, place) {
             (_, Place::Fd(_, deposit)) => return wire::head(flags, options, deposit),
             (Of::Cuda(_), Place::Cuda(device)) => {
-                Facts { device: device.ordinal(), ..Facts::new(MemoryKind::CudaVmm, size_bytes) }
+                let (device, gpu) = (device.ordinal(), device.gpu());
+                Facts { device, gpu, ..Facts::new(MemoryKind::CudaVmm, size_bytes) }
             }
             (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
-                Facts { device: device.ordinal(), ..Facts::new(*kind, size_bytes) }
+                let (device, gpu) = (device.ordinal(), device.gpu());
+                Facts { device, gpu, ..Facts::new(*kind, size_bytes) }
             }
             _ => Facts::new(MemoryKind::Memfd, size_bytes),
         };

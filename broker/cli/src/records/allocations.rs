@@ -149,8 +149,18 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         Kind::Number,
         "DEVICE",
         "device",
-        "the owner's number of the device",
+        "the owner's own number of the device",
         |it| Value::Number(it.facts.device.get().into()),
+    ),
+    Column::on_request(
+        Kind::Text,
+        "GPU",
+        "gpu",
+        "the GPU that it is on, by UUID, as its owner claims",
+        |it| match it.facts.gpu {
+            gpu if gpu.is_none() => Value::None("-"),
+            gpu => Value::Text(gpu.to_string().into()),
+        },
     ),
 ];
 

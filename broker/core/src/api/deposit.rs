@@ -116,6 +116,11 @@ impl From<Facts> for Deposit {
 }
 
 impl Deposit {
+    /// Its owner's number of the device, which [`Deposit::has_sound_range`] has found to fit.
+    pub(crate) fn device(&self) -> u16 {
+        u16::try_from(self.facts.device).unwrap_or(u16::MAX)
+    }
+
     /// Device, address and bytes.
     pub(crate) fn range(&self) -> (u32, u64, u64) {
         (self.facts.device, self.base, self.facts.size_bytes)
@@ -126,11 +131,11 @@ impl Deposit {
         self.recallable && !self.keep
     }
 
-    /// Whether it has a size, and ends where a number can say.
+    /// Whether it has a size, and ends where a number can say, on a device of 16 bits.
     pub(crate) fn has_sound_range(&self) -> bool {
-        let Facts { fd_offset, size_bytes, .. } = self.facts;
+        let Facts { fd_offset, size_bytes, device, .. } = self.facts;
         let ends = [self.base, fd_offset].map(|at| at.checked_add(size_bytes));
-        size_bytes > 0 && !ends.contains(&None)
+        size_bytes > 0 && !ends.contains(&None) && u16::try_from(device).is_ok()
     }
 }
 

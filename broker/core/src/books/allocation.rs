@@ -3,11 +3,12 @@
 //! daemon's handover.
 
 use crate::api::{ClientId, Deposit, Granted, LeaseId, NONE, Now, Wanted};
+use crate::books::gpus::NO_GPU;
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::order::{Moment, Stamp};
 use crate::books::slots::{Flat, Slots};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{ErrorCode, Facts, MemoryKind, Share, Status};
+use fdbroker_protocol::{ErrorCode, Facts, Gpu, MemoryKind, Share, Status};
 use serde::{Deserialize, Serialize};
 
 /// Bytes in use, and the bytes.
@@ -144,8 +145,10 @@ pub struct Allocation {
     pub owner: u32,
     /// Owner's domain, also after the owner is gone.
     pub domain: u32,
-    /// Owner's device ordinal.
-    pub device: u32,
+    /// Owner's own number of the device.
+    pub device: u16,
+    /// The GPU, by its number in [`crate::books::gpus`].
+    pub gpu: u16,
     /// Registrations not yet taken back.
     pub registrations: u32,
     /// While it is held, its stake in `books::files`; `NONE`: it pins its size, or is not held.
@@ -247,15 +250,17 @@ pub struct Orphan {
 }
 
 impl Allocation {
-    /// The row as a record: it has them in fewer bytes.
-    pub fn facts(&self) -> Facts {
+    /// The row as a record: it has them in fewer bytes. `gpu`: what its number stands for.
+    pub fn facts(&self, gpu: Gpu) -> Facts {
         let Allocation { device, size_bytes, fd_offset, owner_allocation_id, .. } = *self;
-        Facts { kind: self.traits.kind(), device, size_bytes, fd_offset, owner_allocation_id }
+        let (kind, device) = (self.traits.kind(), device.into());
+        Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id }
     }
 
-    /// One of this deposit, in no list yet.
+    /// One of this deposit, in no list yet, and of no GPU.
     pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State, now: Now) -> Self {
-        let Facts { kind: _, device, size_bytes, fd_offset, owner_allocation_id } = deposit.facts;
+        let Facts { kind: _, device: _, gpu: _, size_bytes, fd_offset, owner_allocation_id } =
+            deposit.facts;
         Allocation {
             size_bytes,
             fd_offset,
@@ -263,7 +268,8 @@ impl Allocation {
             base: deposit.base,
             owner,
             domain,
-            device,
+            device: deposit.device(),
+            gpu: NO_GPU,
             registrations: 1,
             file: NONE,
             recall: NONE,
@@ -278,13 +284,13 @@ impl Allocation {
         }
     }
 
-    /// What its new lease is told of it.
-    pub fn granted(&self, wanted: Wanted, lease: LeaseId) -> Granted {
+    /// What its new lease is told of it. `gpu`: what its number stands for.
+    pub fn granted(&self, gpu: Gpu, wanted: Wanted, lease: LeaseId) -> Granted {
         Granted {
             wanted,
             status: Status::OK,
             lease,
-            facts: self.facts(),
+            facts: self.facts(gpu),
             has_driver_data: self.traits.has_driver_data(),
         }
     }

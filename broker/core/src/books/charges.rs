@@ -8,6 +8,9 @@ use fdbroker_protocol::Resource;
 /// An fd of a type that cannot be shared, charged to its domain until its close has returned.
 pub(crate) const REFUSED_FD: Charge = Charge(Resource::RefusedFds, 1);
 
+/// A GPU that clients of a domain name, charged to it until no allocation is on that GPU.
+pub(crate) const NAMED_GPU: Charge = Charge(Resource::Gpus, 1);
+
 /// What each client is charged with until nothing of it is left.
 pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
 

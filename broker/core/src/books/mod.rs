@@ -10,6 +10,7 @@ pub(crate) mod clients;
 pub(crate) mod closings;
 pub(crate) mod continuity;
 pub(crate) mod files;
+pub(crate) mod gpus;
 pub(crate) mod leases;
 pub(crate) mod ledger;
 pub(crate) mod lists;
@@ -29,7 +30,7 @@ pub(crate) mod timers;
 
 pub(crate) use allocation::{Allocation, AllocationList, Orphan, State};
 pub(crate) use charges::{
-    CONNECTION, PLACES, PROMISED_LEASE, RECALLED_PLACE, REFUSED_FD, lease_charge,
+    CONNECTION, NAMED_GPU, PLACES, PROMISED_LEASE, RECALLED_PLACE, REFUSED_FD, lease_charge,
 };
 pub(crate) use clients::Client;
 pub(crate) use closings::Closing;

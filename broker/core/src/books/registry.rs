@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use crate::api::{Deposit, NONE, Now};
+use crate::api::{Deposit, Granted, LeaseId, NONE, Now, Wanted};
 use crate::books::addresses::{Addresses, Place};
 use crate::books::allocation::{
     Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State,
 };
 use crate::books::check::Check;
+use crate::books::gpus::{Gpus, NO_GPU};
 use crate::books::leases::Leases;
 use crate::books::lists::List;
 use crate::books::order::{Clock, Moment};
@@ -19,7 +20,7 @@ use crate::books::rounds::Rounds;
 use crate::books::slots::{SavedSlots, Slots};
 use crate::limits::SLOTS_BEFORE_REUSE;
 use crate::work::visit;
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MAX_BATCH};
 
 /// What a client owns.
 #[derive(Debug, Default)]
@@ -47,6 +48,8 @@ pub struct Registry {
     /// Fds of allocations that the broker has; and of these, those of CUDA memory.
     held: u64,
     held_of_cuda: u64,
+    /// What they are on. Who adds and removes charges the ledger.
+    pub gpus: Gpus,
     /// Of the order of eviction.
     clock: Clock,
     /// Ended ones with leases whose holders are still to be charged and told.
@@ -86,8 +89,8 @@ impl Registry {
         let of_cuda = table.iter_from(0).filter(|(_, it)| it.is_held_cuda());
         let held_of_cuda = of_cuda.count() as u64;
         let (owners, driver_data, orphans) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        let (clock, ending) = (Clock::default(), Rounds::default());
-        Registry { table, owners, driver_data, orphans, held, held_of_cuda, clock, ending }
+        let (gpus, clock, ending) = (Gpus::default(), Clock::default(), Rounds::default());
+        Registry { table, owners, driver_data, orphans, held, held_of_cuda, gpus, clock, ending }
     }
 
     /// Fds of allocations that the broker has.
@@ -167,6 +170,23 @@ impl Registry {
     }
 
     // --- what is said of it ----------------------------------------------------------------------
+
+    /// The facts of an allocation in use.
+    pub fn facts(&self, slot: u32) -> Facts {
+        let allocation = &self.table[slot];
+        allocation.facts(self.gpus.get(allocation.domain, allocation.gpu))
+    }
+
+    /// It is on this GPU from now on, by number; the former one.
+    pub fn set_gpu(&mut self, slot: u32, gpu: u16) -> u16 {
+        std::mem::replace(&mut self.table[slot].gpu, gpu)
+    }
+
+    /// What a new lease of it is told.
+    pub fn granted(&self, slot: u32, wanted: Wanted, lease: LeaseId) -> Granted {
+        let allocation = &self.table[slot];
+        allocation.granted(self.gpus.get(allocation.domain, allocation.gpu), wanted, lease)
+    }
 
     /// Driver data of an allocation.
     pub fn driver_data(&self, slot: u32) -> Option<&DriverData> {
@@ -266,7 +286,8 @@ impl Registry {
     /// Enters an allocation at its owner. If it lives the owner has nothing else at its address.
     pub fn enter(&mut self, slot: u32) {
         self.link(slot, AllocationList::Owned);
-        let Allocation { owner, device, base, .. } = self.table[slot];
+        let Allocation { owner, base, .. } = self.table[slot];
+        let device = self.table[slot].device.into();
         if base != 0 && self.table[slot].is_live() {
             let owner = self.owners[owner as usize].as_mut().expect("it has a list just now");
             assert!(
@@ -277,7 +298,8 @@ impl Registry {
     }
 
     fn forget_address(&mut self, slot: u32) {
-        let Allocation { owner, device, base, .. } = self.table[slot];
+        let Allocation { owner, base, .. } = self.table[slot];
+        let device = self.table[slot].device.into();
         if owner != NONE && base != 0 {
             let owner = self.owners[owner as usize].as_mut().expect("an owner has a list");
             let removed = owner.by_base.remove((device, base));
@@ -290,7 +312,7 @@ impl Registry {
     pub fn give(&mut self, slot: u32, owner: u32, deposit: &Deposit) {
         let allocation = &mut self.table[slot];
         (allocation.owner, allocation.registrations) = (owner, 1);
-        (allocation.device, allocation.base) = (deposit.facts.device, deposit.base);
+        (allocation.device, allocation.base) = (deposit.device(), deposit.base);
         allocation.owner_allocation_id = deposit.facts.owner_allocation_id;
         if deposit.virtual_fd {
             allocation.traits.add_virtual_fd();
@@ -372,10 +394,9 @@ impl Registry {
     // --- the order of eviction -------------------------------------------------------------------
 
     /// It is granted.
-    pub fn mark_used(&mut self, slot: u32, now: Now) -> &Allocation {
+    pub fn mark_used(&mut self, slot: u32, now: Now) {
         let allocation = &mut self.table[slot];
         allocation.stamp.mark_used(now);
-        allocation
     }
 
     /// It may be evicted from now on, as the youngest of this owner's; `None`: it may not, since it
@@ -520,7 +541,8 @@ impl Registry {
         let (mut owned, mut addresses, mut has_data) = (0, 0, 0);
         let (mut held, mut held_of_cuda) = (0, 0);
         for (slot, allocation) in self.table.iter_from(0) {
-            let Allocation { owner, device, base, .. } = *allocation;
+            let Allocation { owner, base, .. } = *allocation;
+            let device = allocation.device.into();
             owned += usize::from(owner != NONE);
             assert_eq!(allocation.is_in(AllocationList::Owned), owner != NONE);
             if owner != NONE && base != 0 && allocation.is_live() {
@@ -537,6 +559,13 @@ impl Registry {
         let counted = (self.held, self.held_of_cuda);
         assert_eq!((held, held_of_cuda), counted, "invariant 4: fds held");
         assert_eq!(has_data, self.driver_data.len(), "driver data of nobody");
+        let mut on_gpus = self.table.iter_from(0).filter(|(_, it)| it.gpu != NO_GPU).count();
+        for (domain, gpu, count) in self.gpus.all() {
+            let all = self.table.iter_from(0).map(|(_, it)| (it.domain, it.gpu));
+            assert_eq!(all.filter(|it| *it == (domain, gpu)).count(), count as usize, "GPU {gpu}");
+            on_gpus -= count as usize;
+        }
+        assert_eq!(on_gpus, 0, "allocations of no GPU of their domain");
         for (number, owner) in (0..).zip(&self.owners) {
             let Some(Owner { all, evictable, events, by_base }) = owner.as_deref() else {
                 continue;

@@ -28,7 +28,7 @@ impl Core {
         let allocation = &self.books.allocations[slot];
         RecallEvent {
             id: self.books.allocations.id_of(slot),
-            facts: allocation.facts(),
+            facts: self.books.allocations.facts(slot),
             base: allocation.base,
         }
     }

@@ -205,11 +205,15 @@ impl Core {
             Some(found) if is_sound && deposit.has_sound_range() => found.domain,
             _ => return Err(UNKNOWN),
         };
+        if self.books.may_name(domain, deposit.facts.gpu).is_err() {
+            return Err("is on a GPU beyond those that a domain may name");
+        }
         if self.books.clients.domain_key(domain) != key {
             return Err(WRONG_DOMAIN);
         }
         let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
         self.books.allocations.replace(id.slot, allocation, deposit.driver_data);
+        self.books.enter_gpu(id.slot, deposit.facts.gpu);
         self.books.pin(id.slot, deposit.file, 0);
         Ok(domain)
     }

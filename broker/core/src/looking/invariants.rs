@@ -7,8 +7,8 @@ use crate::books::objects::charges::{of_kept, of_member};
 use crate::books::objects::groups::GroupState;
 use crate::books::objects::names::Name;
 use crate::books::{
-    AllocationList, CONNECTION, Charge, Fate, Grace, LEASE_KINDS, Ledger, PLACES, PROMISED_LEASE,
-    ScopeId, State, Timer, Wait, Wish, items_of, lease_charge,
+    AllocationList, CONNECTION, Charge, Fate, Grace, LEASE_KINDS, Ledger, NAMED_GPU, PLACES,
+    PROMISED_LEASE, ScopeId, State, Timer, Wait, Wish, items_of, lease_charge,
 };
 use crate::core::Core;
 use fdbroker_protocol::{Resource, Scope};
@@ -127,6 +127,9 @@ impl Core {
         self.count_objects(right);
         let in_use = self.books.clients.domains(0).filter(|(_, domain)| domain.clients > 0).count();
         right.add(ScopeId::NODE, Charge(Resource::Domains, in_use as u64));
+        for (domain, _, _) in self.books.allocations.gpus.all() {
+            right.add(self.books.clients.scope_of_domain(domain), NAMED_GPU);
+        }
         right.set_unplaced(refused);
         assert_eq!(unswept, self.books.leases.unswept(), "leases that a sweep is still to come to");
     }

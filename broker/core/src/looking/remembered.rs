@@ -55,7 +55,7 @@ impl Core {
         let allocation = &self.books.allocations[slot];
         let traits = allocation.traits;
         let claimed = Deposit {
-            facts: allocation.facts(),
+            facts: self.books.allocations.facts(slot),
             share: traits.share(),
             recallable: traits.is_recallable(),
             keep: traits.is_to_be_kept(),

@@ -7,6 +7,7 @@ use crate::api::{Config, Effects, NONE, Now};
 use crate::books::check::{Check, RestoreError, ensure};
 use crate::books::clients::{Clients, SavedClients};
 use crate::books::continuity::Standing;
+use crate::books::gpus::{Gpus, SavedGpus};
 use crate::books::leases::Leases;
 use crate::books::objects::Objects;
 use crate::books::objects::names::NameScope;
@@ -84,6 +85,7 @@ impl Core {
         let most = core.books.config.max_slots;
         core.books.objects = Objects::restore(saved.objects)?;
         core.books.allocations = Registry::restore(most, saved.allocations)?;
+        core.restore_gpus(std::mem::take(&mut beside.gpus))?;
         for slot in core.books.allocations.full() {
             core.restore_allocation(slot, &mut beside, now)?;
         }
@@ -110,6 +112,18 @@ impl Core {
         // The caps may be other ones.
         core.books.caps_changed(*core.books.ledger.caps());
         Ok(core)
+    }
+
+    fn restore_gpus(&mut self, saved: SavedGpus) -> Check {
+        let gpus = Gpus::restore(saved);
+        ensure(gpus.is_some(), "GPUs", 0u32)?;
+        self.books.allocations.gpus = gpus.unwrap_or_default();
+        for slot in self.books.allocations.full() {
+            let Allocation { gpu, domain, .. } = self.books.allocations[slot];
+            ensure(self.books.allocations.gpus.count(domain, gpu), "allocation's GPU", slot)?;
+        }
+        let mut all = self.books.allocations.gpus.all();
+        ensure(all.all(|(_, _, count)| count > 0), "GPUs of nothing", 0u32)
     }
 
     fn restore_clients(
@@ -172,7 +186,7 @@ impl Core {
         let allocation = &self.books.allocations[slot];
         let Allocation { owner, state, drained, .. } = *allocation;
         let (is_live, is_held) = (allocation.is_live(), allocation.is_held());
-        let range = (allocation.device, allocation.base, allocation.size_bytes);
+        let range = (allocation.device.into(), allocation.base, allocation.size_bytes);
         let data = beside.driver_data.remove(&slot);
         let has_data = allocation.traits.has_driver_data();
         ensure(data.is_some() == has_data, "driver data", slot)?;

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::api::{Comeback, File, FileId, Now};
 use crate::books::clients::{Domain, Job};
 use crate::books::continuity::{FormerOwner, Standing};
+use crate::books::gpus::SavedGpus;
 use crate::books::objects::saved::SavedObjects;
 use crate::books::slots::{Flat, SavedSlots};
 use crate::books::{
@@ -60,6 +61,8 @@ pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, Standing)>)>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Beside {
     pub(crate) driver_data: BTreeMap<u32, Vec<u8>>,
+    /// What their numbers of GPUs stand for.
+    pub(crate) gpus: SavedGpus,
     /// Of those that are held, or have ended and are leased.
     pub(crate) files: BTreeMap<u32, File>,
     /// See [`Core::payers`].
@@ -119,6 +122,7 @@ impl Core {
         let driver_data = self.books.allocations.all_driver_data();
         let file = |slot| self.books.file_of(slot).or_else(|| self.books.ended_file_of(slot));
         Beside {
+            gpus: self.books.allocations.gpus.saved(),
             driver_data: driver_data.map(|(slot, bytes)| (slot, bytes.to_vec())).collect(),
             files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
             payers: self.books.payers(),

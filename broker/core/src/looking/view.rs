@@ -43,6 +43,8 @@ pub struct AllocationView<'a> {
     pub id: AllocationId,
     /// What the core has of it.
     pub record: &'a Allocation,
+    /// What is known of it.
+    pub facts: Facts,
     /// Where its fd is.
     pub state: AllocationState,
     /// Items of requests that wait for its fd.
@@ -155,6 +157,7 @@ impl Core {
         self.books.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
             id: self.books.allocations.id_of(slot),
             record: allocation,
+            facts: self.books.allocations.facts(slot),
             state: match allocation.state {
                 State::Held => AllocationState::Held,
                 State::Resident => AllocationState::Resident,
@@ -207,7 +210,7 @@ impl Core {
 
     /// What is known of the allocation in a slot, live or ended.
     pub fn facts(&self, slot: u32) -> Option<Facts> {
-        self.books.allocations.in_slot(slot).map(|it| it.facts())
+        self.books.allocations.in_slot(slot).map(|_| self.books.allocations.facts(slot))
     }
 
     /// What there is of an allocation, live or ended.

@@ -2,8 +2,9 @@
 //! list and not the others.
 
 use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
-use crate::books::{Blocked, Books, Charge, Charged, Chore, Client, lease_charge};
-use fdbroker_protocol::{Resource, Scope};
+use crate::books::{Blocked, Books, Charge, Charged, Chore, Client, NAMED_GPU, lease_charge};
+use crate::limits::GPUS_PER_DOMAIN;
+use fdbroker_protocol::{Gpu, Resource, Scope, Status};
 
 impl Books {
     /// Charges a client, its job, its domain and the node, or nobody. Idle credits are not in the
@@ -187,6 +188,35 @@ impl Books {
             Some(share) => Err(share),
             None => self.charge(client, charge),
         }
+    }
+
+    /// Whether clients of a domain may name this GPU.
+    pub(crate) fn may_name(&self, domain: u32, gpu: Gpu) -> Result<(), Status> {
+        let most = GPUS_PER_DOMAIN as u64;
+        let full = || Self::no_quota_limit(Resource::Gpus, Scope::Domain, most);
+        self.allocations.gpus.fits(domain, gpu).then_some(()).ok_or_else(full)
+    }
+
+    /// An allocation is on that GPU from now on: where [`Books::may_name`] has said so.
+    pub(crate) fn enter_gpu(&mut self, slot: u32, gpu: Gpu) {
+        let domain = self.allocations[slot].domain;
+        let (number, is_new) = self.allocations.gpus.add(domain, gpu);
+        if is_new {
+            let scope = self.clients.scope_of_domain(domain);
+            self.ledger.add(scope, NAMED_GPU);
+        }
+        let former = self.allocations.set_gpu(slot, number);
+        if self.allocations.gpus.remove(domain, former) {
+            let scope = self.clients.scope_of_domain(domain);
+            self.ledger.release(scope, NAMED_GPU);
+        }
+    }
+
+    /// Frees the slot of an ended allocation without leases.
+    pub(crate) fn free_allocation(&mut self, slot: u32) {
+        self.enter_gpu(slot, Gpu::NONE);
+        let (owner, domain) = self.allocations.free(slot);
+        self.release_from(owner, domain, Charge(Resource::Allocations, 1));
     }
 }
 

@@ -132,10 +132,4 @@ impl Books {
             self.eventful.push(ClientId(owner));
         }
     }
-
-    /// Frees the slot of an ended allocation without leases.
-    pub(crate) fn free_allocation(&mut self, slot: u32) {
-        let (owner, domain) = self.allocations.free(slot);
-        self.release_from(owner, domain, Charge(Resource::Allocations, 1));
-    }
 }

@@ -61,7 +61,8 @@ impl Core {
                     match lease {
                         Ok(lease) => {
                             fds += 1;
-                            self.books.allocations.mark_used(slot, step.now).granted(*item, lease)
+                            self.books.allocations.mark_used(slot, step.now);
+                            self.books.allocations.granted(slot, *item, lease)
                         }
                         Err(full) => {
                             blocked = Some(full);

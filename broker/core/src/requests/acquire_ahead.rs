@@ -29,7 +29,7 @@ impl Core {
             let Ok(lease) = self.books.lease(client.0, slot, step) else { break };
             bytes -= size;
             // Not marked as used: nobody has asked for it yet.
-            step.fx.granted.push(self.books.allocations[slot].granted(*item, lease));
+            step.fx.granted.push(self.books.allocations.granted(slot, *item, lease));
         }
         let range = begin..step.fx.granted.len();
         if !range.is_empty() {

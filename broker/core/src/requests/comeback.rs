@@ -81,6 +81,7 @@ impl Core {
         if !deposit.has_sound_range() || !is_same {
             return Err(ErrorCode::Protocol.into());
         }
+        self.may_name(client, slot, deposit)?;
         if item.ended {
             return self.take_back_ended(client, slot, deposit, step);
         }
@@ -125,6 +126,7 @@ impl Core {
             self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);
+        self.books.enter_gpu(slot, deposit.facts.gpu);
         self.books.continuity.leave(slot);
         if self.books.lingers(slot) {
             self.books.continuity.linger(slot);
@@ -146,6 +148,7 @@ impl Core {
         self.books.remove_orphan(slot);
         self.books.move_interest(slot, client);
         self.books.allocations.give(slot, client, deposit);
+        self.books.enter_gpu(slot, deposit.facts.gpu);
         step.fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
@@ -167,7 +170,16 @@ impl Core {
         let allocation = Allocation::new(deposit, client, domain, State::Evicted, step.now);
         let allocation = Allocation { open, leases, ..allocation };
         self.books.allocations.replace(slot, allocation, deposit.driver_data);
+        self.books.enter_gpu(slot, deposit.facts.gpu);
         Ok(())
+    }
+
+    /// Whether the domain of an allocation without an owner may name the GPU that its new owner
+    /// says it is on.
+    fn may_name(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
+        let domain = self.books.allocations[slot].domain;
+        let may_name = self.books.may_name(domain, deposit.facts.gpu);
+        may_name.map_err(|status| self.books.refused(client, status))
     }
 
     /// Whether a client may become the owner of an allocation that has none. Clients that have the
@@ -246,8 +258,8 @@ impl Core {
         if has_ended {
             self.books.pin_declared(id.slot, lease.0 as u32);
         }
-        let granted = self.books.allocations.mark_used(id.slot, step.now);
-        let granted = granted.granted(declared.wanted, lease);
+        self.books.allocations.mark_used(id.slot, step.now);
+        let granted = self.books.allocations.granted(id.slot, declared.wanted, lease);
         let value = self.books.allocations[id.slot].ended().map_or(0, |code| code as u64);
         Ok(Granted { status: Status { value: value.into(), ..Status::OK }, ..granted })
     }

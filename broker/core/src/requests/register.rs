@@ -174,11 +174,12 @@ impl Core {
 
     /// The live allocation that this deposit names again.
     fn same(&self, owner: u32, deposit: &Deposit) -> Option<u32> {
-        let Facts { device, size_bytes, owner_allocation_id, .. } = deposit.facts;
+        let Facts { device, gpu, size_bytes, owner_allocation_id, .. } = deposit.facts;
         let key = (device, deposit.base);
         let slot = self.books.allocations.at(owner, key)?;
         let allocation = &self.books.allocations[slot];
         let same = allocation.size_bytes == size_bytes
+            && self.books.allocations.facts(slot).gpu == gpu
             && allocation.owner_allocation_id == owner_allocation_id;
         same.then_some(slot)
     }
@@ -210,6 +211,9 @@ impl Core {
         let evictable = deposit.is_evictable();
         let domain = self.books.client_mut(owner).domain;
         let resident = self.books.more_resident(domain, deposit.file, deposit.facts.size_bytes);
+        if let Err(status) = self.books.may_name(domain, deposit.facts.gpu) {
+            return Err(self.books.refused(owner, status));
+        }
         // First, so that nothing of others is ended for what is refused.
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
         let charged = self.books.charge_all(owner, [Charge(Resource::Allocations, 1), kept]);
@@ -243,6 +247,7 @@ impl Core {
         let allocation = Allocation::new(deposit, owner, domain, state, step.now);
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
         charged.stay();
+        self.books.enter_gpu(id.slot, deposit.facts.gpu);
         self.books.note_of_allocation(EventKind::Deposit, id.slot, Status::OK);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {

@@ -16,6 +16,7 @@ mod comeback;
 mod credits;
 mod door;
 mod files;
+mod gpus;
 mod jobs;
 mod left;
 mod lives;

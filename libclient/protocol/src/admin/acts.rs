@@ -67,7 +67,7 @@ wire_enum! {
     }
 }
 
-/// One allocation that an act was for, 216 bytes.
+/// One allocation that an act was for, 240 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -29,7 +29,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 208 bytes.
+/// One allocation, 232 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -135,7 +135,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 292 bytes.
+/// One client, 300 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -166,7 +166,7 @@ pub struct ClientRecord {
     pub command: [u8; COMMAND_BYTES],
 }
 
-/// One job of a domain, or one domain, 600 bytes.
+/// One job of a domain, or one domain, 624 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -10,7 +10,7 @@ use crate::backend::pool::next_allocation_id;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::{Access, page_size};
-use fdbroker_protocol::{ErrorCode, MemoryKind};
+use fdbroker_protocol::{ErrorCode, Gpu, MemoryKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -26,6 +26,7 @@ struct Inner {
     context: Arc<Context>,
     driver: &'static Driver,
     ordinal: u32,
+    gpu: Gpu,
     name: String,
     exports_dma_bufs: bool,
     owners: Owners<CudaMemory, Context>,
@@ -62,7 +63,8 @@ impl Device {
         let exports_dma_bufs = driver.exports_dma_bufs() && has(raw::ATTRIBUTE_DMA_BUF);
         let context = Arc::new(Context::retain(driver, device)?);
         let owners = Owners::default();
-        let inner = Inner { context, driver, ordinal, name, exports_dma_bufs, owners };
+        let gpu = driver.gpu(device);
+        let inner = Inner { context, driver, ordinal, gpu, name, exports_dma_bufs, owners };
         Ok(Device { inner: Arc::new(inner) })
     }
 
@@ -77,6 +79,11 @@ impl Device {
     /// As CUDA numbers the devices of this process, from 0; CUDA_VISIBLE_DEVICES changes it.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal
+    }
+
+    /// Which GPU it is, whatever its number here; [`Gpu::NONE`]: the driver does not say.
+    pub fn gpu(&self) -> Gpu {
+        self.inner.gpu
     }
 
     /// Such as `NVIDIA H200`.
@@ -118,6 +125,10 @@ impl MemoryDevice for Device {
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
+    }
+
+    fn gpu(&self) -> Gpu {
+        self.gpu()
     }
 
     fn allocate(&self, bytes: usize) -> Result<CudaMemory, Error> {

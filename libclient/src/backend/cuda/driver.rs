@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{CUDA_CALL_FDS, CUDA_DEVICE_FDS};
 use crate::map::{Access, check_range};
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::gpu::NO_PCI;
+use fdbroker_protocol::{ErrorCode, Gpu};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -98,11 +99,34 @@ impl Driver {
 
     /// A `CU_DEVICE_ATTRIBUTE_...` that is yes or no; one that the driver does not know is no.
     pub fn has_attribute(&self, device: CuDevice, attribute: c_int) -> bool {
+        self.attribute(device, attribute).is_some_and(|value| value != 0)
+    }
+
+    fn attribute(&self, device: CuDevice, attribute: c_int) -> Option<u32> {
         let mut value = 0;
         // SAFETY: writes one int through the pointer.
         let answer =
             unsafe { (self.table.device_get_attribute)(&raw mut value, attribute, device) };
-        answer == result::SUCCESS && value != 0
+        u32::try_from(value).ok().filter(|_| answer == result::SUCCESS)
+    }
+
+    /// Which GPU a device is, or which part of one (MIG). [`Gpu::NONE`]: the driver does not say.
+    pub fn gpu(&self, device: CuDevice) -> Gpu {
+        let ask = |function: Option<unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>| {
+            let (mut uuid, function) = ([0; 16], function?);
+            // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
+            let answer = unsafe { function(&raw mut uuid, device) };
+            (answer == result::SUCCESS && uuid != [0; 16]).then_some(uuid)
+        };
+        let (whole, own) = (ask(self.table.device_get_uuid), ask(self.table.device_get_uuid_v2));
+        let Some(uuid) = own.or(whole) else { return Gpu::NONE };
+        let place = [raw::ATTRIBUTE_PCI_DOMAIN, raw::ATTRIBUTE_PCI_BUS, raw::ATTRIBUTE_PCI_DEVICE]
+            .map(|attribute| self.attribute(device, attribute));
+        let pci = match place {
+            [Some(domain), Some(bus), Some(device)] => Gpu::pack_pci(domain, bus, device, 0),
+            _ => NO_PCI,
+        };
+        Gpu::cuda(uuid, pci, whole.is_some_and(|whole| whole != uuid))
     }
 
     /// Whether the driver can export address ranges as dma-bufs at all.

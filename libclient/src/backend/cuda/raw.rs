@@ -34,6 +34,10 @@ pub mod result {
     pub const NOT_SUPPORTED: CuResult = 801;
 }
 
+/// `CU_DEVICE_ATTRIBUTE_PCI_BUS_ID`, `..._PCI_DEVICE_ID`, `..._PCI_DOMAIN_ID`.
+pub const ATTRIBUTE_PCI_BUS: c_int = 33;
+pub const ATTRIBUTE_PCI_DEVICE: c_int = 34;
+pub const ATTRIBUTE_PCI_DOMAIN: c_int = 50;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 pub const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
@@ -159,6 +163,10 @@ macro_rules! table {
             pub ctx_synchronize: Option<unsafe extern "C" fn() -> CuResult>,
             /// `cuEventSynchronize(event)`.
             pub event_synchronize: Option<unsafe extern "C" fn(CuOpaque) -> CuResult>,
+            /// `cuDeviceGetUuid(uuid, device)`: of a MIG instance, that of its GPU.
+            pub device_get_uuid: Option<unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>,
+            /// `cuDeviceGetUuid_v2(uuid, device)`: of a MIG instance, its own; from CUDA 11.4 on.
+            pub device_get_uuid_v2: Option<unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>,
         }
 
         impl Table {
@@ -182,6 +190,14 @@ macro_rules! table {
                         .symbol(c"cuEventSynchronize")
                         // SAFETY: as above.
                         .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(CuOpaque) -> CuResult>(symbol.as_ptr()) }),
+                    device_get_uuid: library
+                        .symbol(c"cuDeviceGetUuid")
+                        // SAFETY: as above; CUuuid is 16 bytes.
+                        .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>(symbol.as_ptr()) }),
+                    device_get_uuid_v2: library
+                        .symbol(c"cuDeviceGetUuid_v2")
+                        // SAFETY: as above.
+                        .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>(symbol.as_ptr()) }),
                 })
             }
         }

@@ -9,7 +9,7 @@ use crate::backend::registering::{Registers, register_all};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
-use fdbroker_protocol::{AllocationId, Facts, Handle, Share};
+use fdbroker_protocol::{AllocationId, Facts, Gpu, Handle, Share};
 use std::sync::Arc;
 
 /// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
@@ -26,6 +26,7 @@ pub struct DeviceBuffer<D: MemoryDevice> {
     owner: Arc<Owner<D::Memory, D::Context>>,
     client: Client,
     device: u32,
+    gpu: Gpu,
     share: Share,
     identity: Identity,
 }
@@ -70,8 +71,8 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
         let memory = Arc::new(memory);
         let owner = device.owner(client);
         owner.add(&memory, identity.owner_allocation_id);
-        let (client, device) = (client.clone(), device.ordinal());
-        Ok(DeviceBuffer { memory, owner, client, device, share, identity })
+        let (client, device, gpu) = (client.clone(), device.ordinal(), device.gpu());
+        Ok(DeviceBuffer { memory, owner, client, device, gpu, share, identity })
     }
 
     /// Registers it; the same handle as before when it is registered already.
@@ -144,8 +145,8 @@ impl<D: MemoryDevice> Registers for DeviceBuffer<D> {
 
     fn deposit(&self) -> Deposit {
         let Identity { owner_allocation_id, kind } = self.identity;
-        let (device, size_bytes) = (self.device, self.len() as u64);
-        let facts = Facts { device, owner_allocation_id, ..Facts::new(kind, size_bytes) };
+        let (device, gpu, size_bytes) = (self.device, self.gpu, self.len() as u64);
+        let facts = Facts { device, gpu, owner_allocation_id, ..Facts::new(kind, size_bytes) };
         let (base, share) = (self.device_ptr(), self.share);
         Deposit { base, recallable: true, share, ..facts.into() }
     }

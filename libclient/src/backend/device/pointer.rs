@@ -42,6 +42,7 @@ pub fn export_pointer<D: MemoryDevice>(
     let facts = Facts {
         owner_allocation_id: id,
         device: device.ordinal(),
+        gpu: device.gpu(),
         ..Facts::new(MemoryKind::DmaBuf, bytes)
     };
     let mut deposit = Deposit { base, recallable: true, share, ..facts.into() };

@@ -8,7 +8,7 @@ use crate::api::client::Client;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
-use fdbroker_protocol::MemoryKind;
+use fdbroker_protocol::{Gpu, MemoryKind};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -22,6 +22,9 @@ pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
 
     /// Its ordinal, as the driver counts.
     fn ordinal(&self) -> u32;
+
+    /// Which GPU it is, for all processes; [`Gpu::NONE`]: its driver does not say.
+    fn gpu(&self) -> Gpu;
 
     /// Allocates `bytes`, so that they can be exported.
     ///

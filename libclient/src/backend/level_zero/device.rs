@@ -11,6 +11,7 @@ use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
+use fdbroker_protocol::Gpu;
 use level_zero_sys::{
     Structure, ze_device_external_memory_properties_t, ze_device_properties_t,
     ze_external_memory_type_flag_t,
@@ -116,6 +117,10 @@ impl MemoryDevice for Device {
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
+    }
+
+    fn gpu(&self) -> Gpu {
+        Gpu::NONE
     }
 
     fn allocate(&self, bytes: usize) -> Result<LevelZeroMemory, Error> {

@@ -167,8 +167,8 @@ impl Core {
             let slot = self.books.objects.groups[*number].allocation;
             let lease = self.books.charged_lease(client.0, slot, step);
             let wanted = Ok(self.books.allocations.id_of(slot));
-            let used = self.books.allocations.mark_used(slot, step.now);
-            step.fx.granted.push(used.granted(wanted, lease));
+            self.books.allocations.mark_used(slot, step.now);
+            step.fx.granted.push(self.books.allocations.granted(slot, wanted, lease));
             self.books.objects.groups[*number].used = step.now;
         }
         let got = found.iter().zip(grants).map(|(place, grant)| self.got(*place, *grant));
