@@ -325,7 +325,7 @@ impl Shared {
             _ if kind.is_for_cuda() => {
                 let device = match openers.cuda {
                     Some(device) => device.clone(),
-                    None => cuda::Device::open(grant.info.facts.device)?,
+                    None => cuda::Device::open(cuda::Device::ordinal_of(&grant.info.facts.gpu)?)?,
                 };
                 let opened = CudaMemory::import(&device, &grant, Access::Read)?;
                 let Grant { fd, lease, info } = grant;

@@ -65,8 +65,8 @@ impl Objects {
         Objects { whose, cached: Arc::default() }
     }
 
-    /// CUDA objects are opened for this device. Without one they are opened for the device with the
-    /// maker's ordinal.
+    /// CUDA objects are opened for this device. Without one they are opened for the device that is
+    /// the maker's GPU, whatever its ordinal here.
     #[must_use]
     pub fn with_cuda(&self, device: &cuda::Device) -> Objects {
         let cuda = Some(device.clone());

@@ -6,8 +6,8 @@ use crate::support::stub::{Stub, under_stub};
 use crate::support::*;
 use fdbroker_client::cuda::Device;
 use fdbroker_client::{
-    Client, Deadline, ErrorCode, GetProgress, MakersWork, MemoryKind, NewObject, ObjectEvent,
-    ObjectOptions, Objects, Place, PutObject, SealError, Touch, WatchEvent,
+    Client, Deadline, ErrorCode, Facts, GetProgress, MakersWork, MemoryKind, NewObject,
+    ObjectEvent, ObjectOptions, Objects, Place, PutObject, SealError, Touch, WatchEvent,
 };
 use fdbroker_protocol::message::{DeclareItem, declare_flags};
 use fdbroker_protocol::object::*;
@@ -17,6 +17,12 @@ use nix::sys::uio::pread;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
+
+/// Memory of the host, of one page.
+const HOSTS: Facts = Facts::new(MemoryKind::Memfd, 4096);
+
+/// Memory of a GPU that its owner has not named.
+const OF_SOME_GPU: Facts = Facts { kind: MemoryKind::CudaVmm, ..HOSTS };
 
 const PLAIN: ObjectOptions = ObjectOptions {
     replace: false,
@@ -73,7 +79,7 @@ impl Peer {
         id: u64,
         objects: &[(u64, u64)],
         lease: u64,
-        kind: MemoryKind,
+        facts: Facts,
         fd: BorrowedFd<'_>,
     ) {
         let mut writer = Writer::new();
@@ -94,8 +100,7 @@ impl Peer {
         item.lease = lease.into();
         item.slot = (lease as u32).into();
         item.generation = 1.into();
-        item.facts.size_bytes = 4096.into();
-        item.facts.kind = kind as u8;
+        item.facts = facts.into();
         item.fd_index = 0.into();
         writer.push(&item);
         self.send(writer.finish(objects.len(), 1), &[fd]);
@@ -299,7 +304,7 @@ fn get_when_one_group_has_all_names_then_one_mapping_one_lease_and_no_fd() {
             items.map(|(_, name, _)| name.to_vec()).collect()
         });
         assert_eq!(names, [b"a", b"b"]);
-        peer.answer_get(request.id, &[(3, 5), (3, 2)], 1, MemoryKind::Memfd, fd.as_fd());
+        peer.answer_get(request.id, &[(3, 5), (3, 2)], 1, HOSTS, fd.as_fd());
         call.join().unwrap()
     });
     assert_eq!(peer.recv_kind(Kind::Mapped).leases(), [1]);
@@ -316,7 +321,7 @@ fn get_when_the_memory_is_not_sealed_then_no_slice_of_it_but_copies() {
     let object = thread::scope(|scope| {
         let call = scope.spawn(|| objects.get("a", soon()).unwrap());
         let request = peer.recv_kind(Kind::ObjectGet);
-        peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::Memfd, fd.as_fd());
+        peer.answer_get(request.id, &[(3, 5)], 1, HOSTS, fd.as_fd());
         call.join().unwrap()
     });
     assert_eq!(object.bytes().unwrap_err().code, ErrorCode::NotSupported);
@@ -333,7 +338,7 @@ fn get_when_an_object_is_outside_its_group_then_protocol_and_the_grant_is_given_
     thread::scope(|scope| {
         let call = scope.spawn(|| objects.get("a", soon()));
         let request = peer.recv_kind(Kind::ObjectGet);
-        peer.answer_get(request.id, &[(3, 4097)], 1, MemoryKind::Memfd, fd.as_fd());
+        peer.answer_get(request.id, &[(3, 4097)], 1, HOSTS, fd.as_fd());
         assert_eq!(call.join().unwrap().unwrap_err().code, ErrorCode::Protocol);
     });
     assert_eq!(peer.recv_kind(Kind::Mapped).leases(), [1]);
@@ -349,7 +354,7 @@ fn cancel_when_a_get_is_answered_all_the_same_then_its_grant_is_given_back() {
     let GetProgress::UnderWay(request) = request.test() else { panic!("nothing has come") };
     request.cancel();
     assert_eq!(peer.recv_kind(Kind::Cancel).id, asked.id);
-    peer.answer_get(asked.id, &[(3, 5)], 1, MemoryKind::Memfd, fd.as_fd());
+    peer.answer_get(asked.id, &[(3, 5)], 1, HOSTS, fd.as_fd());
     assert_eq!(peer.recv_kind(Kind::Release).leases(), [1]);
 }
 
@@ -464,7 +469,7 @@ fn lease_when_the_broker_is_lost_then_declared_without_a_handle_and_readable_thr
         let object = thread::scope(|scope| {
             let call = scope.spawn(|| objects.get("a", soon()).unwrap());
             let request = peer.recv_kind(Kind::ObjectGet);
-            peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::Memfd, fd.as_fd());
+            peer.answer_get(request.id, &[(3, 5)], 1, HOSTS, fd.as_fd());
             call.join().unwrap()
         });
         broker.stop();
@@ -504,7 +509,7 @@ fn create_when_there_is_no_driver_then_not_supported_and_other_calls_work() {
         thread::scope(|scope| {
             let call = scope.spawn(|| objects.get("gpu", soon()));
             let request = peer.recv_kind(Kind::ObjectGet);
-            peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::CudaVmm, fd.as_fd());
+            peer.answer_get(request.id, &[(3, 5)], 1, OF_SOME_GPU, fd.as_fd());
             assert_eq!(call.join().unwrap().unwrap_err().code, ErrorCode::NotSupported);
         });
         assert_eq!(peer.recv_kind(Kind::Release).leases(), [1]);
@@ -623,13 +628,23 @@ fn get_when_on_a_device_then_opened_there_for_reading() {
         let memory = fdbroker_client::cuda::CudaMemory::new(&device, 4096).unwrap();
         memory.write_at(0, b"bytes").unwrap();
         let fd = memory.export().unwrap();
-        for objects in [objects.clone(), objects.with_cuda(&device)] {
-            let object = thread::scope(|scope| {
-                let call = scope.spawn(|| objects.get("gpu", soon()).unwrap());
+        let facts = Facts { gpu: device.gpu(), ..OF_SOME_GPU };
+        let get = |objects: &Objects, facts| {
+            thread::scope(|scope| {
+                let call = scope.spawn(|| objects.get("gpu", soon()));
                 let request = peer.recv_kind(Kind::ObjectGet);
-                peer.answer_get(request.id, &[(3, 5)], 1, MemoryKind::CudaVmm, fd.as_fd());
+                peer.answer_get(request.id, &[(3, 5)], 1, facts, fd.as_fd());
                 call.join().unwrap()
-            });
+            })
+        };
+        let refused = get(&objects, OF_SOME_GPU).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::NotSupported, "no GPU is guessed: {refused}");
+        assert_eq!(peer.recv_kind(Kind::Release).leases(), [1]);
+        let with_device = objects.with_cuda(&device);
+        for (objects, facts) in
+            [(&objects, facts), (&with_device, facts), (&with_device, OF_SOME_GPU)]
+        {
+            let object = get(objects, facts).unwrap();
             let mut bytes = [0; 5];
             object.read_at(0, &mut bytes).unwrap();
             assert_eq!(&bytes, b"bytes");

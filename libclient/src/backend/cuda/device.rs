@@ -5,7 +5,7 @@ use super::driver::{Context, Driver, Linear, absent};
 use super::memory::CudaMemory;
 use super::raw;
 use crate::api::client::Client;
-use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners, ordinal_of};
 use crate::backend::pool::next_allocation_id;
 use crate::books::grant::Grant;
 use crate::error::Error;
@@ -66,6 +66,16 @@ impl Device {
         let gpu = driver.gpu(device);
         let inner = Inner { context, driver, ordinal, gpu, name, exports_dma_bufs, owners };
         Ok(Device { inner: Arc::new(inner) })
+    }
+
+    /// The ordinal of a GPU in this process, whatever its number elsewhere.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: this process does not see it (the error says what it sees), or it was not
+    /// said which one is meant; no driver.
+    pub fn ordinal_of(gpu: &Gpu) -> Result<u32, Error> {
+        let seen = Driver::get()?.gpus()?;
+        ordinal_of(gpu, seen, &["CUDA_VISIBLE_DEVICES"]).map_err(absent)
     }
 
     /// How many devices there are.

@@ -28,6 +28,7 @@ const NAME_BYTES: usize = 256;
 pub struct Driver {
     pub(super) table: Table,
     process: Process,
+    gpus: OnceLock<Vec<Gpu>>,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -50,7 +51,7 @@ impl Driver {
             let (name, symbol) = (name.to_string_lossy(), symbol.to_string_lossy());
             absent(format!("{name} has no symbol {symbol}; a driver of CUDA 11.0 or later has"))
         })?;
-        let driver = Driver { table, process: Process::current() };
+        let driver = Driver { table, process: Process::current(), gpus: OnceLock::new() };
         // SAFETY: cuInit takes the flags 0 and may be called any number of times.
         let answer = unsafe { (driver.table.init)(0) };
         driver.check_present(answer, "cuInit")?;
@@ -82,6 +83,16 @@ impl Driver {
         let answer = unsafe { (self.table.device_get)(&raw mut device, number) };
         self.check_present(answer, &format!("cuDeviceGet {ordinal}"))?;
         Ok(device)
+    }
+
+    /// The GPUs that this process sees, by ordinal: the same from its first call of CUDA on.
+    pub fn gpus(&self) -> Result<&[Gpu], Error> {
+        if let Some(known) = self.gpus.get() {
+            return Ok(known);
+        }
+        let gpu = |ordinal| self.device(ordinal).map(|device| self.gpu(device));
+        let seen = (0..self.count_devices()?).map(gpu).collect::<Result<_, _>>()?;
+        Ok(self.gpus.get_or_init(|| seen))
     }
 
     /// As `nvidia-smi` calls it.

@@ -4,6 +4,7 @@
 mod buffer;
 pub mod driver;
 mod foreign;
+mod gpu;
 mod import;
 mod memory;
 mod owner;
@@ -13,6 +14,7 @@ mod whole;
 
 pub use buffer::DeviceBuffer;
 pub use foreign::{ByAddress, Place};
+pub use gpu::ordinal_of;
 pub use import::{DeviceImport, opener};
 pub use memory::{DeviceMemory, MakersWork};
 pub use owner::{Owner, Owners};

@@ -7,7 +7,7 @@ use super::driver::{Driver, Found, absent, unless_fds_lack};
 use super::fd::HANDLE_BYTES;
 use super::memory::LevelZeroMemory;
 use crate::api::client::Client;
-use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners, ordinal_of};
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
@@ -34,6 +34,7 @@ pub struct Device {
 struct Inner {
     context: Arc<Context>,
     ordinal: u32,
+    gpu: Gpu,
     name: String,
     owners: Owners<LevelZeroMemory, Context>,
 }
@@ -49,7 +50,8 @@ impl Device {
     pub fn open(ordinal: u32) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (found, name) = find(driver, ordinal)?;
-        Ok(Self::of(Context::create(driver, found)?, ordinal, name))
+        let gpu = driver.gpu(found);
+        Ok(Self::of(Context::create(driver, found)?, (ordinal, gpu), name))
     }
 
     /// The same for pointers that the application allocated in a context of its own.
@@ -63,13 +65,25 @@ impl Device {
     pub unsafe fn of_context(ordinal: u32, context: *mut c_void) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (found, name) = find(driver, ordinal)?;
+        let gpu = driver.gpu(found);
         // SAFETY: the caller's promise.
-        Ok(Self::of(unsafe { Context::adopt(driver, found, context) }, ordinal, name))
+        Ok(Self::of(unsafe { Context::adopt(driver, found, context) }, (ordinal, gpu), name))
     }
 
-    fn of(context: Context, ordinal: u32, name: String) -> Self {
+    fn of(context: Context, (ordinal, gpu): (u32, Gpu), name: String) -> Self {
         let (context, owners) = (Arc::new(context), Owners::default());
-        Device { inner: Arc::new(Inner { context, ordinal, name, owners }) }
+        Device { inner: Arc::new(Inner { context, ordinal, gpu, name, owners }) }
+    }
+
+    /// The ordinal of a GPU, or of a tile of one, in this process, whatever its number elsewhere.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: this process does not see it (the error says what it sees), or it was not
+    /// said which one is meant; no loader, no driver.
+    pub fn ordinal_of(gpu: &Gpu) -> Result<u32, Error> {
+        let driver = Driver::get()?;
+        let seen: Vec<Gpu> = driver.devices()?.into_iter().map(|it| driver.gpu(it)).collect();
+        ordinal_of(gpu, &seen, &["ZE_AFFINITY_MASK", "ZE_FLAT_DEVICE_HIERARCHY"]).map_err(absent)
     }
 
     /// How many devices there are.
@@ -85,6 +99,12 @@ impl Device {
     /// changes it.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal
+    }
+
+    /// Which GPU, or tile of one, it is, whatever its number here; [`Gpu::NONE`]: the driver does
+    /// not say.
+    pub fn gpu(&self) -> Gpu {
+        self.inner.gpu
     }
 
     /// As the driver calls it.
@@ -120,7 +140,7 @@ impl MemoryDevice for Device {
     }
 
     fn gpu(&self) -> Gpu {
-        Gpu::NONE
+        self.gpu()
     }
 
     fn allocate(&self, bytes: usize) -> Result<LevelZeroMemory, Error> {

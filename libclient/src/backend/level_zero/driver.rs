@@ -6,9 +6,11 @@ use crate::backend::device::driver::{lacks_fds, loaded};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{LEVEL_ZERO_CALL_FDS, LEVEL_ZERO_DEVICES, LEVEL_ZERO_START_FDS};
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::gpu::{NO_PCI, WHOLE};
+use fdbroker_protocol::{ErrorCode, Gpu};
 use level_zero_sys::{
-    CallError, LevelZero, LoadError, ze_device_handle_t, ze_driver_handle_t, ze_result_t,
+    CallError, LevelZero, LoadError, Structure, ze_device_handle_t, ze_device_properties_t,
+    ze_device_property_flag_t, ze_driver_handle_t, ze_pci_ext_properties_t, ze_result_t,
 };
 use std::ptr;
 use std::sync::OnceLock;
@@ -35,6 +37,8 @@ const NEEDED: [&str; 18] = [
     "zeMemOpenIpcHandle",
     "zeMemCloseIpcHandle",
 ];
+
+const SUB_DEVICE: u32 = ze_device_property_flag_t::ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE.0;
 
 /// The loader, initialised; one per process, for ever.
 #[derive(Debug)]
@@ -93,6 +97,42 @@ impl Driver {
         } else {
             Err(absent("a child of fork(2) cannot use Level Zero; exec(2) first"))
         }
+    }
+
+    /// Which GPU, or tile of one, a device is. [`Gpu::NONE`]: its driver does not say.
+    ///
+    /// A tile has its GPU's PCI address, and in FLAT nothing leads from it to its GPU. Its UUID is
+    /// its GPU's with the tile in the last byte where it was made of the PCI address, and that of
+    /// no tile where it was made of an ordinal, as old drivers did.
+    pub fn gpu(&self, found: Found) -> Gpu {
+        let (mut properties, mut place) =
+            (ze_device_properties_t::blank(), ze_pci_ext_properties_t::blank());
+        // SAFETY: a device of the driver's; fills in one structure of the type it takes.
+        let told = unsafe { self.ze.zeDeviceGetProperties(found.device, &raw mut properties) };
+        if told.is_err() || properties.uuid.id == [0; 16] {
+            return Gpu::NONE;
+        }
+        // SAFETY: as above.
+        let told = unsafe { self.ze.zeDevicePciGetPropertiesExt(found.device, &raw mut place) };
+        let address = place.address;
+        let pci = match told {
+            Ok(()) => Gpu::pack_pci(address.domain, address.bus, address.device, address.function),
+            Err(_) => NO_PCI,
+        };
+        let mut uuid = properties.uuid.id;
+        let is_sub = properties.flags & SUB_DEVICE != 0;
+        let of_pci = u32::from(u16::from_le_bytes([uuid[0], uuid[1]])) == properties.vendorId
+            && pci != NO_PCI
+            && u32::from(uuid[8]) == address.bus;
+        let tile = match uuid[15] {
+            number @ 1.. if of_pci => number - 1,
+            _ if is_sub => u8::try_from(properties.subdeviceId).unwrap_or(WHOLE),
+            _ => WHOLE,
+        };
+        if of_pci {
+            uuid[15] = 0;
+        }
+        Gpu::level_zero(uuid, pci, tile)
     }
 
     /// The devices of all drivers, in the loader's order.
