@@ -254,7 +254,21 @@ static void import_when_repeated_is_a_hit_and_counted_as_host_memory_is(void) {
   CHECK(stats_of(context).entries == MANY - 1);
   OK(fdbroker_import_hit(context, &handles[2], FDBROKER_IMPORT_READ, &hit));
   CHECK(is_filled(hit.ptr, 2, bytes));
+  /* It says where that is, and nothing of what no driver has opened. */
+  uint32_t by = 9, number = 9;
+  OK(fdbroker_import_device(context, &hit, &by, &number));
+  CHECK(by == driver && number == 0);
+  void *hosts = NULL;
+  fdbroker_handle_t of_host;
+  /* The driver opens the host's memory, too, where its own is of that kind. */
+  if (is_cuda) {
+    OK(fdbroker_host_alloc(owner, FDBROKER_HOST_ARENA, 4096, SOON, &hosts, &of_host));
+    OK(fdbroker_import(context, &of_host, FDBROKER_IMPORT_READ, SOON, &hit));
+    CODE(FDBROKER_BAD_HANDLE, fdbroker_import_device(context, &hit, &by, &number));
+    CHECK(by == 0 && number == 0);
+  }
   OK(fdbroker_close(context));
+  if (hosts) OK(fdbroker_host_free(owner, hosts));
   for (int at = 1; at < MANY; at++) OK(fdbroker_gpu_free(owner, memory[at]));
   EVENTUALLY(ledger(&broker, "mapped_leases") == 0);
 }

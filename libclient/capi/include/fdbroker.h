@@ -299,7 +299,7 @@ typedef struct fdbroker_handle_info {
   uint64_t size_bytes;           /* The size of the allocation, in bytes. */
   uint64_t offset_bytes;         /* Where in the allocation the exported pointer is, in bytes. */
   uint64_t owner_allocation_id;
-  uint32_t device;               /* The owner's device ordinal. */
+  uint32_t device;               /* The owner's own number of the device, which means nothing in other processes. */
   uint32_t reserved;
 } fdbroker_handle_info_t;
 
@@ -346,7 +346,9 @@ typedef struct fdbroker_allocation {
   uint64_t struct_size;
   uint32_t kind;                 /* FDBROKER_KIND_*. */
   uint32_t share;                /* FDBROKER_SHARE_*. */
-  uint32_t device;               /* The owner's device ordinal. */
+  /* The owner's own number of the device, at most 65535: recalls have it, and addresses of
+   * different devices never overlap. It means nothing in other processes: see gpu. */
+  uint32_t device;
   uint32_t flags;                /* FDBROKER_RECALLABLE, FDBROKER_KEEP and FDBROKER_VIRTUAL_FD, combined by |. */
   uint64_t size_bytes;           /* Its size in bytes, more than 0. */
   uint64_t fd_offset;            /* Where in the fd's memory it begins, in bytes. */
@@ -357,6 +359,9 @@ typedef struct fdbroker_allocation {
   /* The bytes of the driver's handle, which come with each grant. The library copies them. */
   const void *driver_data;
   uint64_t driver_data_len;      /* The number of these bytes, at most 64. */
+  /* The GPU that it is on, in the form of fdbroker_grant_t; all 0: none, or not said. Who asks
+   * for the owner's device finds it by this alone. */
+  uint8_t gpu[24];
 } fdbroker_allocation_t;
 
 /* Registers one allocation: the broker gets a duplicate of its fd. The caller keeps its own fd and
@@ -496,8 +501,8 @@ fdbroker_code_t fdbroker_host_reclaim(fdbroker_t *broker, uint64_t *bytes);
 #define FDBROKER_DRIVER_CUDA 1          /* NVIDIA's libcuda.so.1. Memory is shared as FDBROKER_KIND_CUDA_VMM. */
 #define FDBROKER_DRIVER_LEVEL_ZERO 2    /* libze_loader.so.1. Memory is shared as FDBROKER_KIND_DMA_BUF. */
 
-/* Instead of a device's ordinal: each import is opened on the device of the ordinal that its owner
- * registered it with. */
+/* Instead of a device's ordinal: each import is opened on the device that is its owner's GPU,
+ * whatever its ordinal here. */
 #define FDBROKER_OWNERS_DEVICE 4294967295
 
 /* How many devices a driver shows to this process. The library finds the driver at run time, in
@@ -594,7 +599,9 @@ fdbroker_code_t fdbroker_gpu_retire(fdbroker_t *broker, uint32_t driver_number, 
  * Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing
  * changes), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child),
  * FDBROKER_INVALID_ARGUMENT. An import then also answers FDBROKER_NOT_SUPPORTED (the device cannot
- * reach that memory) and FDBROKER_UNSUPPORTED_FD (the driver does not know the fd). */
+ * reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU, or
+ * the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
+ * FDBROKER_UNSUPPORTED_FD (the driver does not know the fd). */
 fdbroker_code_t fdbroker_set_gpu_opener(fdbroker_t *broker, uint32_t kind, uint32_t driver_number,
     uint32_t device);
 
@@ -631,11 +638,16 @@ typedef struct fdbroker_grant {
   uint64_t size_bytes;           /* The allocation's size in bytes: it bounds every offset, whatever the handle says. */
   uint64_t fd_offset;            /* Where in the fd's memory the allocation begins, in bytes. */
   uint64_t owner_allocation_id;
-  uint32_t device;               /* The owner's device ordinal. */
+  /* The owner's own number of the device, which means nothing in other processes: see gpu. */
+  uint32_t device;
   uint32_t slot;
   uint32_t generation;
   uint32_t driver_data_len;
   uint8_t driver_data[64];       /* The bytes of the driver's handle, as the owner registered them. */
+  /* The GPU that the memory is on, as its owner claims: 16 bytes of UUID, the PCI address in 4
+   * (little-endian: domain 16 bits, bus 8, device 5, function 3; all ones: not known), the tile
+   * (255: all of the GPU), FDBROKER_DRIVER_*, and two of 0. All 0: none, or not said. */
+  uint8_t gpu[24];
 } fdbroker_grant_t;
 
 /* Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the
@@ -790,6 +802,15 @@ int32_t fdbroker_import_is_final(fdbroker_t *broker, const fdbroker_import_t *im
  * FDBROKER_NOT_CONNECTED (in a forked child: the import is the parent's),
  * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_import_release(fdbroker_t *broker, fdbroker_import_t *import);
+
+/* On which device memory is open here that fdbroker_set_gpu_opener() has had opened: *driver_number
+ * is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A context opens each
+ * allocation once, so this is where it was opened first. Never waits; sends nothing.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (an import that no driver has opened, or given back before; both are
+ * 0 then), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_import_device(fdbroker_t *broker, const fdbroker_import_t *import,
+    uint32_t *driver_number, uint32_t *device);
 
 /* Closes all unused entries of the import cache. *closed, unless NULL, is their number. Also
  * inside a callback.

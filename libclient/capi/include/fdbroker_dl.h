@@ -120,6 +120,7 @@
   X(fdbroker_gpu_register)        \
   X(fdbroker_gpu_retire)          \
   X(fdbroker_set_gpu_opener)      \
+  X(fdbroker_import_device)       \
   X(fdbroker_pool_set)            \
   X(fdbroker_pool_alloc)          \
   X(fdbroker_pool_free)

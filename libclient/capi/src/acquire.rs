@@ -30,13 +30,17 @@ pub struct fdbroker_grant_t {
     /// Where in the fd's memory the allocation begins, in bytes.
     pub fd_offset: u64,
     pub owner_allocation_id: u64,
-    /// The owner's device ordinal.
+    /// The owner's own number of the device, which means nothing in other processes: see gpu.
     pub device: u32,
     pub slot: u32,
     pub generation: u32,
     pub driver_data_len: u32,
     /// The bytes of the driver's handle, as the owner registered them.
     pub driver_data: [u8; 64],
+    /// The GPU that the memory is on, as its owner claims: 16 bytes of UUID, the PCI address in 4
+    /// (little-endian: domain 16 bits, bus 8, device 5, function 3; all ones: not known), the tile
+    /// (255: all of the GPU), FDBROKER_DRIVER_*, and two of 0. All 0: none, or not said.
+    pub gpu: [u8; 24],
 }
 
 // SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other, 16 * 8 bytes in all),
@@ -159,7 +163,7 @@ fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
 /// A grant that stays the library's: its fd is borrowed, its lease is not named.
 pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
     let info = &grant.info;
-    let Facts { kind, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } = info.facts;
+    let Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id } = info.facts;
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);
@@ -174,6 +178,7 @@ pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
         generation: info.id.generation,
         driver_data_len: u32::try_from(data.len()).expect("at most 64"),
         driver_data,
+        gpu: gpu.to_bytes(),
         ..fdbroker_grant_t::absent()
     }
 }

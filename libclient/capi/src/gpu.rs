@@ -20,9 +20,14 @@ pub const FDBROKER_DRIVER_CUDA: u32 = 1;
 /// libze_loader.so.1. Memory is shared as FDBROKER_KIND_DMA_BUF.
 pub const FDBROKER_DRIVER_LEVEL_ZERO: u32 = 2;
 
-/// Instead of a device's ordinal: each import is opened on the device of the ordinal that its owner
-/// registered it with.
+/// Instead of a device's ordinal: each import is opened on the device that is its owner's GPU,
+/// whatever its ordinal here.
 pub const FDBROKER_OWNERS_DEVICE: u32 = 0xffff_ffff;
+
+const _: () = {
+    assert!(Driver::Cuda as u32 == FDBROKER_DRIVER_CUDA);
+    assert!(Driver::LevelZero as u32 == FDBROKER_DRIVER_LEVEL_ZERO);
+};
 
 fn driver(act: &str, number: u32) -> Result<Driver, Failure> {
     match number {
@@ -255,7 +260,9 @@ pub unsafe extern "C" fn fdbroker_gpu_retire(
 /// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing
 /// changes), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child),
 /// FDBROKER_INVALID_ARGUMENT. An import then also answers FDBROKER_NOT_SUPPORTED (the device cannot
-/// reach that memory) and FDBROKER_UNSUPPORTED_FD (the driver does not know the fd).
+/// reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU, or
+/// the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
+/// FDBROKER_UNSUPPORTED_FD (the driver does not know the fd).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_set_gpu_opener(
     broker: *mut fdbroker_t,

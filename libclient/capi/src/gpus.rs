@@ -5,17 +5,17 @@ use crate::failure::Failure;
 use fdbroker_client::cuda::{self, CudaBuffer, CudaMemory};
 use fdbroker_client::level_zero::{self, LevelZeroBuffer, LevelZeroMemory};
 use fdbroker_client::{
-    Access, Client, Deadline, Error, Exports, Grant, Handle, ImportOpener, Opened, Share, lock,
+    Access, Client, Deadline, Error, Exports, Gpu, Grant, Handle, ImportOpener, Opened, Share, lock,
 };
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-/// A driver that shares memory.
+/// A driver that shares memory, by its number in C: FDBROKER_DRIVER_*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Driver {
-    Cuda,
-    LevelZero,
+    Cuda = 1,
+    LevelZero = 2,
 }
 
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ struct State {
     devices: BTreeMap<(Driver, u32), Device>,
     /// By their first address.
     buffers: BTreeMap<u64, Kept>,
+    /// What imports are open on which device, by their first address: their ends, and the device.
+    imports: BTreeMap<u64, (u64, (Driver, u32))>,
 }
 
 #[derive(Clone, Debug)]
@@ -65,6 +67,14 @@ impl Driver {
             Driver::Cuda => cuda::Device::count(),
             Driver::LevelZero => level_zero::Device::count(),
         }?)
+    }
+
+    /// The ordinal of a GPU in this process.
+    pub fn ordinal_of(self, gpu: &Gpu) -> Result<u32, Error> {
+        match self {
+            Driver::Cuda => cuda::Device::ordinal_of(gpu),
+            Driver::LevelZero => level_zero::Device::ordinal_of(gpu),
+        }
     }
 }
 
@@ -187,6 +197,13 @@ impl Gpus {
         Ok(retired.is_some())
     }
 
+    /// Where the import is open that `address` points into; `None`: no driver has opened one there.
+    pub fn device_of_import(&self, address: u64) -> Option<(Driver, u32)> {
+        let state = lock(&self.state);
+        let (_, (end, device)) = state.imports.range(..=address).next_back()?;
+        (address < *end).then_some(*device)
+    }
+
     /// Frees all but what an allocator has, and closes the devices that nothing needs any more.
     pub fn close(&self) {
         let (buffers, devices) = {
@@ -258,16 +275,48 @@ impl Buffer {
 pub(crate) struct GpuOpener {
     pub gpus: Arc<Gpus>,
     pub driver: Driver,
-    /// `None`: the device that the owner has named.
+    /// `None`: the device that is the owner's GPU.
     pub device: Option<u32>,
 }
 
 impl ImportOpener for GpuOpener {
     fn open(&self, grant: &Grant, access: Access) -> Result<Box<dyn Opened>, Error> {
-        let ordinal = self.device.unwrap_or(grant.info.facts.device);
-        Ok(match self.gpus.device(self.driver, ordinal)? {
+        let ordinal = match self.device {
+            Some(ordinal) => ordinal,
+            None => self.driver.ordinal_of(&grant.info.facts.gpu)?,
+        };
+        let memory: Box<dyn Opened> = match self.gpus.device(self.driver, ordinal)? {
             Device::Cuda(of) => Box::new(CudaMemory::import(&of, grant, access)?),
             Device::LevelZero(of) => Box::new(LevelZeroMemory::import(&of, grant, access)?),
-        })
+        };
+        let gpus = Arc::clone(&self.gpus);
+        let at = memory.as_ptr().addr() as u64;
+        let end = at + memory.len() as u64;
+        lock(&gpus.state).imports.insert(at, (end, (self.driver, ordinal)));
+        Ok(Box::new(OnDevice { memory, gpus }))
+    }
+}
+
+/// An import that a driver has opened, on a device that is known.
+#[derive(Debug)]
+struct OnDevice {
+    memory: Box<dyn Opened>,
+    gpus: Arc<Gpus>,
+}
+
+impl Opened for OnDevice {
+    fn as_ptr(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        // Before the memory is closed: its address may be another import's right after.
+        lock(&self.gpus.state).imports.remove(&(self.memory.as_ptr().addr() as u64));
     }
 }

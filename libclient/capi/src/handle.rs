@@ -40,7 +40,7 @@ pub struct fdbroker_handle_info_t {
     /// Where in the allocation the exported pointer is, in bytes.
     pub offset_bytes: u64,
     pub owner_allocation_id: u64,
-    /// The owner's device ordinal.
+    /// The owner's own number of the device, which means nothing in other processes.
     pub device: u32,
     pub reserved: u32,
 }

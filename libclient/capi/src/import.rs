@@ -254,6 +254,39 @@ pub unsafe extern "C" fn fdbroker_import_release(
     })
 }
 
+/// On which device memory is open here that fdbroker_set_gpu_opener() has had opened: *driver_number
+/// is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A context opens each
+/// allocation once, so this is where it was opened first. Never waits; sends nothing.
+///
+/// Errors: FDBROKER_BAD_HANDLE (an import that no driver has opened, or given back before; both are
+/// 0 then), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_device(
+    broker: *mut fdbroker_t,
+    import: *const fdbroker_import_t,
+    driver_number: *mut u32,
+    device: *mut u32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (out, ordinal, import) = unsafe {
+            let out = place(driver_number, "import device: driver_number", 0)?;
+            (out, place(device, "import device: device", 0)?, import.as_ref())
+        };
+        // SAFETY: as above.
+        let context = unsafe { context(broker, "import device") }?;
+        let import = import.ok_or_else(|| Failure::argument("import device: import is NULL"))?;
+        let found = Some(import.ptr.addr() as u64).filter(|_| import.pin != 0);
+        match found.and_then(|at| context.gpus.device_of_import(at)) {
+            Some((driver, number)) => {
+                (*out, *ordinal) = (driver as u32, number);
+                Ok(())
+            }
+            None => Err(Failure::given_back("import device: no driver has opened this import")),
+        }
+    })
+}
+
 /// Closes all unused entries of the import cache. *closed, unless NULL, is their number. Also
 /// inside a callback.
 ///

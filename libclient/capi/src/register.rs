@@ -9,7 +9,7 @@ use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
 use crate::sized::{Answers, Growable, Input, Results, place, plain, slice};
 use fdbroker_client::{
-    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Facts, Handle, MemoryKind, Share,
+    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Facts, Gpu, Handle, MemoryKind, Share,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use std::ffi::{c_int, c_void};
@@ -51,7 +51,8 @@ pub struct fdbroker_allocation_t {
     pub kind: u32,
     /// FDBROKER_SHARE_*.
     pub share: u32,
-    /// The owner's device ordinal.
+    /// The owner's own number of the device, at most 65535: recalls have it, and addresses of
+    /// different devices never overlap. It means nothing in other processes: see gpu.
     pub device: u32,
     /// FDBROKER_RECALLABLE, FDBROKER_KEEP and FDBROKER_VIRTUAL_FD, combined by |.
     pub flags: u32,
@@ -68,6 +69,9 @@ pub struct fdbroker_allocation_t {
     pub driver_data: *const c_void,
     /// The number of these bytes, at most 64.
     pub driver_data_len: u64,
+    /// The GPU that it is on, in the form of fdbroker_grant_t; all 0: none, or not said. Who asks
+    /// for the owner's device finds it by this alone.
+    pub gpu: [u8; 24],
 }
 
 // SAFETY: repr(C), struct_size first, no padding (2 * 2 * 4, then 8 each); the pointer may hold any
@@ -270,8 +274,15 @@ impl fdbroker_allocation_t {
             return Err(Failure::argument(text));
         }
         let fdbroker_allocation_t { device, fd_offset, owner_allocation_id, .. } = *self;
+        if u16::try_from(device).is_err() {
+            return refuse("device", device.into());
+        }
+        let gpu = Gpu::from_bytes(self.gpu);
+        if !gpu.is_sound() {
+            return Err(Failure::argument("register: gpu is no GPU; see fdbroker_grant_t"));
+        }
         let facts =
-            Facts { device, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
+            Facts { device, gpu, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
         Ok(Deposit {
             base,
             // SAFETY: the caller's promise.

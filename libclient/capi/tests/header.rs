@@ -238,7 +238,7 @@ fn fields(header: &str, name: &str) -> Vec<(String, String)> {
 #[test]
 fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
     let header = header(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Facts { kind: _, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
+    let Facts { kind: _, device, gpu, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
     let facts = [
         ("kind", size_of::<u32>()),
         ("device", size_of_val(&device)),
@@ -259,6 +259,12 @@ fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
             let found = (format!("uint{}_t", bytes * 8), (*fact).to_owned());
             assert!(fields.contains(&found), "{name} has no {found:?}: {fields:?}");
         }
+    }
+    // Bytes, as an array; recalls and their answers are the owner's, which knows its GPU.
+    for name in ["fdbroker_allocation_t", "fdbroker_grant_t"] {
+        let found = ("uint8_t".to_owned(), format!("gpu[{}]", size_of_val(&gpu)));
+        let fields = fields(&header, name);
+        assert!(fields.contains(&found), "{name} has no {found:?}: {fields:?}");
     }
 }
 

@@ -90,6 +90,7 @@ _FUNCTIONS = [
      [_CONTEXT, c_uint32, c_uint32, c_void_p, c_uint32, _DEADLINE, POINTER(Handle)]),
     ("fdbroker_gpu_retire", c_int32, [_CONTEXT, c_uint32, c_uint32, c_void_p]),
     ("fdbroker_set_gpu_opener", c_int32, [_CONTEXT, c_uint32, c_uint32, c_uint32]),
+    ("fdbroker_import_device", c_int32, [_CONTEXT, POINTER(Import), POINTER(c_uint32), POINTER(c_uint32)]),
     ("fdbroker_pool_set", c_int32, [_CONTEXT]),
     ("fdbroker_pool_alloc", c_void_p, [c_size_t, c_int, c_void_p]),
     ("fdbroker_pool_free", None, [c_void_p, c_size_t, c_int, c_void_p]),

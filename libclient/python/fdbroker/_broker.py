@@ -1,15 +1,16 @@
 """The connection to the node's broker: memory made, opened, counted. Must never wait without a timeout."""
 
 import asyncio
+import contextlib
 import ctypes
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi, _groups, _objects
 from ._context import Context, Lease, give_back, ms, open_context
-from ._errors import Closed, check
+from ._errors import Closed, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
 from ._memory import Buffer, View, layout
@@ -45,7 +46,10 @@ class Broker:
     def __init__(self, context: Context) -> None:
         self._context: Optional[Context] = context
         self._lock = threading.Lock()
-        self._openers: Set[Tuple[int, int, int]] = set()
+        # Of each kind of memory who opens it now, and how many calls count on that.
+        self._openers: Dict[int, Tuple[int, int]] = {}
+        self._opening: Dict[int, int] = {}
+        self._opener_free = threading.Condition()
         self._kept_before = False
 
     def _live(self) -> Context:
@@ -133,8 +137,10 @@ class Broker:
         """The memory of a handle, opened here without a copy.
 
         handle: 64 bytes. shape, dtype: as the owner told them; the handle knows bytes alone, in whole pages, so without them it
-        is all bytes. writable: False maps it for reading. timeout: seconds. device: ``level-zero:N`` for memory of a Level Zero
-        device; CUDA memory is opened on the device of the number that its owner has it on.
+        is all bytes. writable: False maps it for reading. timeout: seconds. device: ``cuda:N`` or ``level-zero:N``, where GPU memory
+        is opened, by its number here; memory of another GPU is then reached from there, if there is a way. None: CUDA memory on the
+        GPU that it is on, whatever its number here, :class:`~fdbroker.NotSupported` where this process does not see that one; Level Zero memory is
+        mapped for the CPU.
 
         Opening the same memory again costs no message while the library's cache has it.
 
@@ -146,13 +152,22 @@ class Broker:
         wanted, imported = to_c(handle), _abi.Import()
         context = self._live().take()
         try:
-            place = self._prepare(context, Handle(handle), parse_device(device))
             flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
-            check(_abi.lib.fdbroker_import(context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
+            if device == "cpu" and Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
+                raise ValueError("device is cpu, and this memory is of a GPU; say cuda:N, or no device for the GPU that it is on")
+            with self._opened_by(context, Handle(handle), parse_device(device)) as is_gpu:
+                check(_abi.lib.fdbroker_import(context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
             # A copy: the library zeroes the struct that is given back.
             taken = ctypes.byref(_abi.Import.from_buffer_copy(imported))
             lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, taken))
             nbytes = imported.size_bytes
+            place = self._place_of(context, imported) if is_gpu else None
+            if place is not None and device is not None and place != parse_device(device):
+                lease.end()
+                raise NotSupported(
+                    f"device is {device}, and this connection has the memory open on {place[0]}:{place[1]} already; close that, or "
+                    "use a connection of its own for each device (fdbroker.connect)"
+                )
             sizes, element = layout(nbytes, shape, dtype)
             view = View(context, lease, imported.ptr or 0, nbytes, sizes, element, device=place, writable=writable)
             view._import = imported
@@ -160,25 +175,43 @@ class Broker:
         finally:
             context.give_back()
 
-    def _prepare(self, context: Context, handle: Handle, device: Optional[Tuple[str, int]]) -> Optional[Tuple[str, int]]:
-        """Has the library open GPU memory with its driver; where this memory will be."""
-        if handle.kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
-            kind, device, number = _abi.KIND_CUDA_VMM, ("cuda", handle.device), _abi.OWNERS_DEVICE
-        elif device is not None and device[0] == "level-zero":
-            names = {name: kind for kind, name in _abi.KIND_NAMES.items()}
-            kind, number = names.get(handle.kind, _abi.KIND_DMA_BUF), device[1]
-        elif device is not None:
-            raise ValueError(f"device is {device[0]}:{device[1]}, and this memory is {handle.kind}")
+    @contextlib.contextmanager
+    def _opened_by(self, context: Context, handle: Handle, device: Optional[Tuple[str, int]]) -> Iterator[bool]:
+        """Has the library open GPU memory by its driver, on the device that is asked for, as long as this lasts; whether it is GPU
+        memory. Calls for another device wait: a connection has one opener for each kind."""
+        names = {name: kind for kind, name in _abi.KIND_NAMES.items()}
+        kind = names.get(handle.kind, _abi.KIND_DMA_BUF)
+        of_cuda = kind == _abi.KIND_CUDA_VMM
+        if device is None and not of_cuda:
+            yield False
+            return
+        if device is None:
+            opener = _abi.DRIVERS["cuda"], _abi.OWNERS_DEVICE
+        elif (device[0] == "cuda") == of_cuda:
+            opener = _abi.DRIVERS[device[0]], device[1]
         else:
-            return None
-        opener = kind, _abi.DRIVERS[device[0]], number
-        with self._lock:
-            is_set = opener in self._openers
-        if not is_set:
-            check(_abi.lib.fdbroker_set_gpu_opener(context.pointer, *opener))
-            with self._lock:
-                self._openers.add(opener)
-        return device
+            raise ValueError(f"device is {device[0]}:{device[1]}, and this memory is {handle.kind}")
+        with self._opener_free:
+            while self._openers.get(kind) != opener and self._opening.get(kind):
+                self._opener_free.wait()
+            if self._openers.get(kind) != opener:
+                check(_abi.lib.fdbroker_set_gpu_opener(context.pointer, kind, *opener))
+                self._openers[kind] = opener
+            self._opening[kind] = self._opening.get(kind, 0) + 1
+        try:
+            yield True
+        finally:
+            with self._opener_free:
+                self._opening[kind] -= 1
+                self._opener_free.notify_all()
+
+    @staticmethod
+    def _place_of(context: Context, imported: _abi.Import) -> Tuple[str, int]:
+        """Where an import is open that a driver has opened."""
+        driver, number = ctypes.c_uint32(), ctypes.c_uint32()
+        check(_abi.lib.fdbroker_import_device(context.pointer, ctypes.byref(imported), ctypes.byref(driver), ctypes.byref(number)))
+        names = {number: name for name, number in _abi.DRIVERS.items()}
+        return names[driver.value], number.value
 
     def handle_of(self, pointer: int, *, device: Optional[str] = None, share: str = "uid", timeout: float = TIMEOUT_S) -> Handle:
         """The handle of memory by an address in it: of this connection's own memory, or with a device of what another library
@@ -259,7 +292,7 @@ class Broker:
     ) -> Object:  # fmt: skip
         """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
 
-        device: where memory of a GPU is opened, ``cuda:N`` or ``level-zero:N``; None: CUDA memory on the device of the number that its
+        device: where memory of a GPU is opened, ``cuda:N`` or ``level-zero:N``; None: CUDA memory on the GPU that its
         maker had it on, Level Zero's for the CPU.
 
         Errors: :class:`~fdbroker.TimedOut` (the text says whether the name is unknown, or who makes it), with timeout 0

@@ -50,7 +50,7 @@ class Handle(bytes):
 
     @property
     def device(self) -> int:
-        """The owner's device ordinal."""
+        """The owner's own number of the device: a hint that nothing uses, since each process counts its devices anew."""
         return self._info().device
 
     def __reduce__(self):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 import fdbroker
-from support import BrokerCase, StandInCase, script
+from support import PRELUDE, BrokerCase, StandInCase, script
 
 
 class Absent(BrokerCase):
@@ -170,6 +170,109 @@ made = broker.empty(100, device="cuda:0")
 opened = broker.open(made.handle)
 print("end")
 """)
+
+
+#: A process that sees some GPUs alone opens what the owner's lines name, and says where: HANDLE [DEVICE] -> DEVICE BYTES, or the error.
+#: A line without a handle gets the object "a".
+ENGINE = PRELUDE + """
+enter()
+with fdbroker.connect(sys.argv[1]) as broker:
+    for line in sys.stdin:
+        handle, _, device = line.rstrip("\\n").partition(" ")
+        try:
+            with broker.open(bytes.fromhex(handle), device=device or None) if handle else broker.get("a") as memory:
+                print(memory.device, get(memory.pointer, 5).decode())
+        except (fdbroker.NotSupported, ValueError) as error:
+            print(type(error).__name__, error)
+"""
+OWNER = """
+import subprocess
+broker = fdbroker.private_broker()
+made = []
+for number in range(fdbroker.device_count("cuda")):
+    enter(number)
+    made.append(broker.empty(100, device=f"cuda:{number}"))
+    put(made[number].pointer, b"gpu %d" % number)
+def engine(visible, *lines, **environment):
+    seen = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, **environment}
+    text = "".join(f"{'' if at is None else bytes(made[at].handle).hex()} {device}\\n" for at, device in lines)
+    done = subprocess.run([sys.executable, "-c", ENGINE, broker.socket], input=text, env=seen, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    return done.stdout.splitlines()
+"""
+
+
+class SeveralGpus(StandInCase):
+    def run_owner(self, text, **environment):
+        environment.setdefault("FDBROKER_CUDA_STUB_DEVICES", "2")
+        self.run_script(f"import sys\nENGINE = {ENGINE!r}\n" + OWNER + text, **environment)
+
+    def test_memory_when_the_opener_counts_gpus_otherwise_then_on_its_owners_gpu(self):
+        self.run_owner("""
+for visible, devices in (("0,1", "01"), ("1,0", "10"), ("GPU-fdb01,GPU-fdb00", "10")):
+    found = engine(visible, (0, ""), (1, ""))
+    assert found == [f"cuda:{devices[0]} gpu 0", f"cuda:{devices[1]} gpu 1"], (visible, found)
+print("end")
+""")
+
+    def test_memory_when_its_gpu_is_hidden_then_refused_by_name_unless_a_device_is_said(self):
+        self.run_owner("""
+hidden, seen = engine("1", (0, ""), (1, ""))
+assert seen == "cuda:0 gpu 1", seen
+for words in ("NotSupported", "GPU-fdb0005a-5a5a", "0 is GPU-fdb0115a", "CUDA_VISIBLE_DEVICES=1"):
+    assert words in hidden, (words, hidden)
+assert engine("1", (0, "cuda:0"), (1, "cuda:0")) == ["cuda:0 gpu 0", "cuda:0 gpu 1"]
+for missing in engine("1", (0, "cuda:1"), (1, "cuda:7")):
+    assert missing.startswith("NotSupported") and "no device" in missing, missing
+for wrong in engine("1", (1, "cpu"), (1, "level-zero:0")):
+    assert wrong.startswith("ValueError"), wrong
+print("end")
+""")
+
+    def test_device_when_said_then_obeyed_or_refused_and_never_dropped(self):
+        self.run_owner("""
+for asked in ("cuda:0", "cuda:1"):
+    assert engine("0,1", (0, asked), (1, asked)) == [f"{asked} gpu 0", f"{asked} gpu 1"]
+# One connection opens each allocation once: what is open on another device is not moved there in silence.
+with fdbroker.connect(broker.socket) as one, fdbroker.connect(broker.socket) as two:
+    here = one.open(made[1].handle)
+    assert here.device == "cuda:1"
+    try:
+        one.open(made[1].handle, device="cuda:0")
+    except fdbroker.NotSupported as error:
+        assert "cuda:1" in str(error) and "cuda:0" in str(error), error
+    else:
+        print("no error")
+    there = two.open(made[1].handle, device="cuda:0")
+    assert there.device == "cuda:0" and get(there.pointer, 5) == b"gpu 1"
+    here.close(); there.close()
+print("end")
+""")
+
+    def test_object_when_its_gpu_is_hidden_then_refused_by_name_and_else_got_on_it(self):
+        self.run_owner("""
+with broker.create({"a": (5, "uint8")}, device="cuda:1") as group:
+    group.write("a", b"gpu 1")
+    group.seal()
+assert engine("1", (None, "")) == ["cuda:0 gpu 1"]
+assert engine("1,0", (None, "")) == ["cuda:0 gpu 1"]
+(hidden,) = engine("0", (None, ""))
+assert "NotSupported" in hidden and "GPU-fdb0115a" in hidden, hidden
+print("end")
+""")
+
+    def test_instances_when_divided_anew_between_two_processes_then_another_one_is_not_taken_for_it(self):
+        self.run_owner("""
+first = "MIG-fdb10001-5a5a-5a5a-5a5a-5a5a5a5a5a5a"
+second = "MIG-fdb10002-5a5a-5a5a-5a5a-5a5a5a5a5a5a"
+assert engine(first, (0, "")) == ["cuda:0 gpu 0"]
+(other,) = engine(second, (0, ""))
+assert "NotSupported" in other and first in other and second in other, other
+(whole,) = engine("0", (0, ""), FDBROKER_CUDA_STUB_MIG="0,0")
+assert "NotSupported" in whole and first in whole and "GPU-fdb0005a" in whole, whole
+print("end")
+""", FDBROKER_CUDA_STUB_MIG="2,0")  # fmt: skip
+
 
 
 if __name__ == "__main__":
