@@ -32,11 +32,15 @@ use std::process::ExitCode;
 /// The argument that makes this program another process of a case.
 const PEER: &str = "peer";
 
+/// The argument that makes this program tell which GPUs it sees.
+const GPUS: &str = "gpus";
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         None => run_all(CASES.iter().map(Case::named)),
         Some(PEER) => end(peer::serve()),
+        Some(GPUS) => end(cases::tell_gpus(&arguments[1..])),
         Some(name) => match CASES.iter().find(|case| case.name == name) {
             Some(case) => end(cases::run(case)),
             None => {

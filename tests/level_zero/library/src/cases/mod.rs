@@ -3,8 +3,11 @@
 mod absent;
 mod ends;
 mod exports;
+mod gpus;
 mod limits;
 mod pairs;
+
+pub use gpus::tell as tell_gpus;
 
 use crate::apart::{LEGACY, LEGACY_POOL, Named, ONE_NUMBER, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::{Outcome, same};
@@ -87,6 +90,9 @@ pub const CASES: &[Case] = cases! {
     "device_when_no_driver_is_there_is_not_supported_with_the_reason": Bare(absent::no_driver), NO_DRIVER;
     "device_when_opened_says_what_it_is": Bare(absent::opened), LEGACY;
     "device_when_forked_is_not_supported_in_the_child": Bare(absent::forked), LEGACY;
+    "gpu_when_seen_by_another_hierarchy_or_mask_is_the_same": Bare(gpus::hierarchies), LEGACY;
+    "gpu_when_counted_otherwise_here_has_this_processes_number_or_none": Bare(gpus::ordinals), LEGACY;
+    "gpu_when_its_driver_made_uuids_of_ordinals_goes_by_its_address": Bare(gpus::old_drivers), LEGACY;
 
     "own_when_by_value_is_shared_driver_closes": WithRank(pairs::own), DRIVER_CLOSES;
     "own_when_by_value_is_shared_caller_closes": WithRank(pairs::own), CALLER_CLOSES;
