@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs what needs two GPUs of one machine: memory of one opened on the other by handle, then NCCL, symmetric memory and
+# Runs what needs two GPUs of one machine: memory of one opened on the other by handle, or by who sees one alone, then NCCL, symmetric memory and
 # tensors across GPUs under the CUDA layer and directly. Ends with `N passed, N failed`. Must never make a multicast object: that
 # can put the GPUs of a shared host out of service.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
@@ -28,6 +28,9 @@ if [ "$count" -lt 2 ]; then
 fi
 . tests/gpu/programs.sh
 part "memory of another device" 120 "$gpu" devices
+# A trainer sees both GPUs, and each of two engines one of them.
+part "GPUs that a process does not see" 120 env "FDBROKER_LIBRARY=$FDBROKER_BIN_DIR/libfdbroker.so.0" \
+  PYTHONPATH=libclient/python python3 tests/gpu/hidden.py
 pytorch --part nccl --part symmetric --part across
 
 echo "$passed passed, $failed failed"
