@@ -79,6 +79,9 @@ pub enum Command {
     /// List the jobs that use the broker, and what each is charged for
     #[command(after_long_help = after_help(jobs::EXAMPLES))]
     Jobs(ListArgs),
+    /// List the GPUs that memory is shared of
+    #[command(after_long_help = after_help(gpus::EXAMPLES))]
+    Gpus(ListArgs),
     Limits(limits::Args),
     Show(show::Args),
     Top(top::Args),

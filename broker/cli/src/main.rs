@@ -75,6 +75,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Watch(args) => done(watch::run(args))?,
         Command::Audit(args) => audit::run(&args)?,
         Command::Jobs(args) => done(List::show("jobs", &jobs::COLUMNS, &args))?,
+        Command::Gpus(args) => done(gpus::run(&args))?,
         Command::Limits(args) => done(limits::run(args))?,
         Command::Show(args) => done(show::run(args))?,
         Command::Top(args) => done(top::run(args))?,

@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod drain;
 pub mod evict;
 pub mod get;
+pub mod gpus;
 pub mod holders;
 pub mod limits;
 pub mod man;
