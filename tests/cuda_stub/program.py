@@ -174,6 +174,10 @@ def main():
     os.fstat(number)
     check("number_when_its_owner_asks_is_inheritable_or_closed_by_exec", os.get_inheritable(number) in (True, not LAYERED))
     check("read_when_of_the_number_fails", LAYERED is False or is_ebadf(os.read, number, 1))
+    if "GPUS" in os.environ:
+        listed = subprocess.run(os.environ["GPUS"], shell=True, stdout=subprocess.PIPE).stdout
+        seen = [(gpu["gpu"], gpu["size_bytes"]) for gpu in json.loads(listed)["gpus"]]
+        check("gpu_when_its_memory_is_exported_is_listed_by_its_uuid", seen == [("GPU-fdb0005a-5a5a-5a5a-5a5a-5a5a5a5a5a5a", SEGMENT)])
     os.close(number)
     check("number_when_closed_is_ebadf", is_ebadf(os.close, number) and is_ebadf(os.fstat, number))
     driver.free(handle, base)

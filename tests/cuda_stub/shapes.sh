@@ -93,7 +93,7 @@ recalled() { grep -Eq 'asked for again (once|[1-9])' "$work/shape.err"; }
 
 for name in by_value by_message lifetimes ends entry reopen; do layered layer -- "$work/$name"; done
 layered "layer, linked" -- "$work/entry_linked"
-layered "layer, Python" -- python3 "$here/program.py"
+GPUS="LD_PRELOAD= '$fdbroker' gpus --json" layered "layer, Python" -- python3 "$here/program.py"
 layered "layer, beside the library" -- "$work/beside"
 # Each fd is taken from the broker before it is asked for, whatever has become of its handle and its mappings.
 EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" layered "layer, evicted" -- "$work/lifetimes" "${evicted[@]}"

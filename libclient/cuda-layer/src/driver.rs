@@ -3,10 +3,12 @@
 
 use crate::dynamic;
 use crate::result::{
-    Create, CuMemHandle, CuResult, Export, GetProcAddress, GetProcAddressV2, Import, Map,
-    NOT_FOUND, Release, Retain, Unmap,
+    ATTRIBUTES_OF_PLACE, Create, CuMemAllocationProp, CuMemHandle, CuResult, DeviceAttribute,
+    DeviceGet, DeviceUuid, Export, GetProcAddress, GetProcAddressV2, Import, LOCATION_DEVICE, Map,
+    NOT_FOUND, Properties, Release, Retain, SUCCESS, Unmap,
 };
-use std::ffi::{CStr, c_void};
+use fdbroker_client::Gpu;
+use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -31,6 +33,11 @@ pub static MAP: Function<Map> = Function::new(c"cuMemMap");
 pub static UNMAP: Function<Unmap> = Function::new(c"cuMemUnmap");
 pub static EXPORT: Function<Export> = Function::new(c"cuMemExportToShareableHandle");
 pub static IMPORT: Function<Import> = Function::new(c"cuMemImportFromShareableHandle");
+static PROPERTIES: Function<Properties> = Function::new(c"cuMemGetAllocationPropertiesFromHandle");
+static DEVICE_GET: Function<DeviceGet> = Function::new(c"cuDeviceGet");
+static DEVICE_UUID: Function<DeviceUuid> = Function::new(c"cuDeviceGetUuid");
+static DEVICE_UUID_V2: Function<DeviceUuid> = Function::new(c"cuDeviceGetUuid_v2");
+static DEVICE_ATTRIBUTE: Function<DeviceAttribute> = Function::new(c"cuDeviceGetAttribute");
 pub static GET_PROC_ADDRESS: Function<GetProcAddress> = Function::new(c"cuGetProcAddress");
 pub static GET_PROC_ADDRESS_V2: Function<GetProcAddressV2> = Function::new(c"cuGetProcAddress_v2");
 
@@ -70,4 +77,35 @@ pub fn release(handle: CuMemHandle) {
         // memory already.
         unsafe { release(handle) };
     }
+}
+
+/// Which GPU memory is on; [`Gpu::NONE`]: of none, or the driver does not say.
+pub fn gpu_of(handle: CuMemHandle) -> Gpu {
+    device_of(handle).map_or(Gpu::NONE, |device| {
+        let uuids = [&DEVICE_UUID, &DEVICE_UUID_V2].map(|function| {
+            let mut uuid = [0; 16];
+            // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
+            let answer = unsafe { function.get()?(&raw mut uuid, device) };
+            (answer == SUCCESS).then_some(uuid)
+        });
+        let place = ATTRIBUTES_OF_PLACE.map(|attribute| {
+            let mut value = 0;
+            // SAFETY: writes one int through the pointer.
+            let answer = unsafe { DEVICE_ATTRIBUTE.get()?(&raw mut value, attribute, device) };
+            u32::try_from(value).ok().filter(|_| answer == SUCCESS)
+        });
+        fdbroker_client::cuda::gpu_named(uuids, place)
+    })
+}
+
+fn device_of(handle: CuMemHandle) -> Option<c_int> {
+    let (mut prop, mut device) = (CuMemAllocationProp::default(), 0);
+    // SAFETY: a handle that the caller has pinned; fills in the structure, which is whole.
+    let answer = unsafe { PROPERTIES.get()?(&raw mut prop, handle) };
+    if answer != SUCCESS || prop.location_kind != LOCATION_DEVICE {
+        return None;
+    }
+    // SAFETY: writes one CUdevice through the pointer.
+    let answer = unsafe { DEVICE_GET.get()?(&raw mut device, prop.location) };
+    (answer == SUCCESS).then_some(device)
 }

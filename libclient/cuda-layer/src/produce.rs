@@ -221,8 +221,9 @@ fn soon() -> Deadline {
 }
 
 fn deposit_of(memory: Pinned) -> Deposit {
-    let owner_allocation_id = memory.id;
-    let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };
+    let (owner_allocation_id, gpu) = (memory.id, driver::gpu_of(memory.handle));
+    let facts =
+        Facts { owner_allocation_id, gpu, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };
     Deposit { recallable: true, virtual_fd: true, ..facts.into() }
 }
 

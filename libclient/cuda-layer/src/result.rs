@@ -25,11 +25,21 @@ pub const HANDLE_TYPE_POSIX_FD: c_int = 1;
 /// The first cudaVersion for which `cuGetProcAddress` means `cuGetProcAddress_v2`.
 pub const VERSION_OF_V2: c_int = 12_000;
 
-/// The begin of `CUmemAllocationProp_v1`, as far as it is read here.
+/// `CU_MEM_LOCATION_TYPE_DEVICE`
+pub const LOCATION_DEVICE: c_int = 1;
+
+/// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`, `..._PCI_BUS_ID`, `..._PCI_DEVICE_ID`.
+pub const ATTRIBUTES_OF_PLACE: [c_int; 3] = [50, 33, 34];
+
+/// `CUmemAllocationProp_v1`; what is not read here is `rest`.
+#[derive(Default)]
 #[repr(C)]
 pub struct CuMemAllocationProp {
     pub kind: c_int,
     pub requested_handle_types: c_int,
+    pub location_kind: c_int,
+    pub location: c_int,
+    rest: [u64; 2],
 }
 
 pub type Create = unsafe extern "C" fn(
@@ -38,6 +48,10 @@ pub type Create = unsafe extern "C" fn(
     *const CuMemAllocationProp,
     c_ulonglong,
 ) -> CuResult;
+pub type Properties = unsafe extern "C" fn(*mut CuMemAllocationProp, CuMemHandle) -> CuResult;
+pub type DeviceGet = unsafe extern "C" fn(*mut c_int, c_int) -> CuResult;
+pub type DeviceUuid = unsafe extern "C" fn(*mut [u8; 16], c_int) -> CuResult;
+pub type DeviceAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> CuResult;
 pub type Release = unsafe extern "C" fn(CuMemHandle) -> CuResult;
 pub type Retain = unsafe extern "C" fn(*mut CuMemHandle, *mut c_void) -> CuResult;
 pub type Map =

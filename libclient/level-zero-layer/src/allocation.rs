@@ -3,7 +3,7 @@
 
 use crate::below;
 use crate::key::{Bytes, fd_of};
-use fdbroker_client::ErrorCode;
+use fdbroker_client::{ErrorCode, Gpu, level_zero};
 use level_zero_sys::*;
 use nix::sys::stat::fstat;
 use nix::unistd::{Whence, lseek};
@@ -57,6 +57,32 @@ impl Allocation {
     /// Its number now, if the driver still knows an allocation there.
     pub fn id_now(&self) -> Option<u64> {
         id_of(self.context.0, address(self.base))
+    }
+
+    /// Which GPU, or tile of one, it is on; [`Gpu::NONE`]: of none, or the driver does not say.
+    pub fn gpu(&self) -> Gpu {
+        self.named_gpu().unwrap_or(Gpu::NONE)
+    }
+
+    fn named_gpu(&self) -> Option<Gpu> {
+        let mut memory = ze_memory_allocation_properties_t::blank();
+        let mut of = ze_device_properties_t::blank();
+        let mut place = ze_pci_ext_properties_t::blank();
+        let mut device = std::ptr::null_mut();
+        let (context, base) = (self.context.0, address(self.base));
+        let (ask, ask_of) = (below::ALLOC_PROPERTIES.get()?, below::DEVICE_PROPERTIES.get()?);
+        // SAFETY: the program's context, an address that is only looked up, and locals.
+        let code = unsafe { ask(context, base, &raw mut memory, &raw mut device) };
+        if code != SUCCESS || device.is_null() {
+            return None;
+        }
+        // SAFETY: the driver has just named the device; fills in one structure of its type.
+        if unsafe { ask_of(device, &raw mut of) } != SUCCESS {
+            return None;
+        }
+        // SAFETY: as above.
+        let told = below::DEVICE_PLACE.get().map(|ask| unsafe { ask(device, &raw mut place) });
+        Some(level_zero::gpu_named(&of, (told == Some(SUCCESS)).then_some(place.address)))
     }
 
     /// A duplicate of the fd of a new export, whose handles go back to the driver.

@@ -43,6 +43,10 @@ pub static PHYSICAL_DESTROY: Below<ze_pfnPhysicalMemDestroy_t> =
     Below::new(c"zePhysicalMemDestroy");
 pub static ALLOC_PROPERTIES: Below<ze_pfnMemGetAllocProperties_t> =
     Below::new(c"zeMemGetAllocProperties");
+pub static DEVICE_PROPERTIES: Below<ze_pfnDeviceGetProperties_t> =
+    Below::new(c"zeDeviceGetProperties");
+pub static DEVICE_PLACE: Below<ze_pfnDevicePciGetPropertiesExt_t> =
+    Below::new(c"zeDevicePciGetPropertiesExt");
 pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");
 pub static GET: Below<ze_pfnMemGetIpcHandle_t> = Below::new(c"zeMemGetIpcHandle");
 pub static GET_WITH_PROPERTIES: Below<ze_pfnMemGetIpcHandleWithProperties_t> =

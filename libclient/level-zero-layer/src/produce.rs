@@ -111,6 +111,7 @@ impl Broker {
             // All Level Zero addresses of a process are of one address space, whatever device they
             // are on.
             device: tile,
+            gpu: allocation.gpu(),
             ..Facts::new(kind_of(fd), size_bytes)
         };
         let deposit = Deposit {

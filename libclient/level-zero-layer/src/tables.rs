@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_void};
 
 /// The versions of the specification that added fields to the tables.
 const V1_1: u32 = ze_api_version_t::ZE_API_VERSION_1_1.0;
+const V1_2: u32 = ze_api_version_t::ZE_API_VERSION_1_2.0;
 const V1_3: u32 = ze_api_version_t::ZE_API_VERSION_1_3.0;
 const V1_6: u32 = ze_api_version_t::ZE_API_VERSION_1_6.0;
 
@@ -64,6 +65,19 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
 fn keep<F: Copy>(below: &Below<Option<F>>, function: Option<F>) {
     if function.is_some() {
         below.set(function);
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_device(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_device_dditable_t>();
+    // SAFETY: as in `hook_memory`.
+    unsafe {
+        keep(&below::DEVICE_PROPERTIES, (*table).pfnGetProperties);
+        if version >= V1_2 {
+            keep(&below::DEVICE_PLACE, (*table).pfnPciGetPropertiesExt);
+        }
     }
 }
 
@@ -249,7 +263,7 @@ tables! {
     zeGetCommandListProcAddrTable: hook_nothing;
     zeGetCommandQueueProcAddrTable: hook_nothing;
     zeGetDeviceExpProcAddrTable: hook_nothing;
-    zeGetDeviceProcAddrTable: hook_nothing;
+    zeGetDeviceProcAddrTable: hook_device;
     zeGetDriverExpProcAddrTable: hook_nothing;
     zeGetDriverProcAddrTable: hook_driver;
     zeGetEventExpProcAddrTable: hook_nothing;

@@ -127,17 +127,11 @@ impl Driver {
             let (mut uuid, function) = ([0; 16], function?);
             // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
             let answer = unsafe { function(&raw mut uuid, device) };
-            (answer == result::SUCCESS && uuid != [0; 16]).then_some(uuid)
+            (answer == result::SUCCESS).then_some(uuid)
         };
-        let (whole, own) = (ask(self.table.device_get_uuid), ask(self.table.device_get_uuid_v2));
-        let Some(uuid) = own.or(whole) else { return Gpu::NONE };
-        let place = [raw::ATTRIBUTE_PCI_DOMAIN, raw::ATTRIBUTE_PCI_BUS, raw::ATTRIBUTE_PCI_DEVICE]
-            .map(|attribute| self.attribute(device, attribute));
-        let pci = match place {
-            [Some(domain), Some(bus), Some(device)] => Gpu::pack_pci(domain, bus, device, 0),
-            _ => NO_PCI,
-        };
-        Gpu::cuda(uuid, pci, whole.is_some_and(|whole| whole != uuid))
+        let uuids = [self.table.device_get_uuid, self.table.device_get_uuid_v2].map(ask);
+        let place = [raw::ATTRIBUTE_PCI_DOMAIN, raw::ATTRIBUTE_PCI_BUS, raw::ATTRIBUTE_PCI_DEVICE];
+        gpu_named(uuids, place.map(|attribute| self.attribute(device, attribute)))
     }
 
     /// Whether the driver can export address ranges as dma-bufs at all.
@@ -187,6 +181,18 @@ impl Driver {
             log::error!("{what}: {}", self.name_of(answer));
         }
     }
+}
+
+/// What a device is by the answers of `cuDeviceGetUuid` and `cuDeviceGetUuid_v2`, and by its PCI
+/// domain, bus and device; [`Gpu::NONE`]: the driver gave no UUID.
+pub fn gpu_named(uuids: [Option<[u8; 16]>; 2], place: [Option<u32>; 3]) -> Gpu {
+    let [whole, own] = uuids.map(|uuid| uuid.filter(|uuid| *uuid != [0; 16]));
+    let Some(uuid) = own.or(whole) else { return Gpu::NONE };
+    let pci = match place {
+        [Some(domain), Some(bus), Some(device)] => Gpu::pack_pci(domain, bus, device, 0),
+        _ => NO_PCI,
+    };
+    Gpu::cuda(uuid, pci, whole.is_some_and(|whole| whole != uuid))
 }
 
 /// NOT_SUPPORTED, with what is missing.

@@ -40,6 +40,8 @@ use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
+#[doc(hidden)]
+pub use driver::gpu_named;
 pub use memory::CudaMemory;
 
 pub use super::device::{export_pointer, opener, retire_pointer};

@@ -10,7 +10,8 @@ use fdbroker_protocol::gpu::{NO_PCI, WHOLE};
 use fdbroker_protocol::{ErrorCode, Gpu};
 use level_zero_sys::{
     CallError, LevelZero, LoadError, Structure, ze_device_handle_t, ze_device_properties_t,
-    ze_device_property_flag_t, ze_driver_handle_t, ze_pci_ext_properties_t, ze_result_t,
+    ze_device_property_flag_t, ze_driver_handle_t, ze_pci_address_ext_t, ze_pci_ext_properties_t,
+    ze_result_t,
 };
 use std::ptr;
 use std::sync::OnceLock;
@@ -100,39 +101,17 @@ impl Driver {
     }
 
     /// Which GPU, or tile of one, a device is. [`Gpu::NONE`]: its driver does not say.
-    ///
-    /// A tile has its GPU's PCI address, and in FLAT nothing leads from it to its GPU. Its UUID is
-    /// its GPU's with the tile in the last byte where it was made of the PCI address, and that of
-    /// no tile where it was made of an ordinal, as old drivers did.
     pub fn gpu(&self, found: Found) -> Gpu {
         let (mut properties, mut place) =
             (ze_device_properties_t::blank(), ze_pci_ext_properties_t::blank());
         // SAFETY: a device of the driver's; fills in one structure of the type it takes.
         let told = unsafe { self.ze.zeDeviceGetProperties(found.device, &raw mut properties) };
-        if told.is_err() || properties.uuid.id == [0; 16] {
+        if told.is_err() {
             return Gpu::NONE;
         }
         // SAFETY: as above.
         let told = unsafe { self.ze.zeDevicePciGetPropertiesExt(found.device, &raw mut place) };
-        let address = place.address;
-        let pci = match told {
-            Ok(()) => Gpu::pack_pci(address.domain, address.bus, address.device, address.function),
-            Err(_) => NO_PCI,
-        };
-        let mut uuid = properties.uuid.id;
-        let is_sub = properties.flags & SUB_DEVICE != 0;
-        let of_pci = u32::from(u16::from_le_bytes([uuid[0], uuid[1]])) == properties.vendorId
-            && pci != NO_PCI
-            && u32::from(uuid[8]) == address.bus;
-        let tile = match uuid[15] {
-            number @ 1.. if of_pci => number - 1,
-            _ if is_sub => u8::try_from(properties.subdeviceId).unwrap_or(WHOLE),
-            _ => WHOLE,
-        };
-        if of_pci {
-            uuid[15] = 0;
-        }
-        Gpu::level_zero(uuid, pci, tile)
+        gpu_named(&properties, told.is_ok().then_some(place.address))
     }
 
     /// The devices of all drivers, in the loader's order.
@@ -151,6 +130,35 @@ impl Driver {
         }
         Ok(found)
     }
+}
+
+/// What a device is by its properties and its PCI address; [`Gpu::NONE`]: its driver does not say.
+///
+/// A tile has its GPU's PCI address, and in FLAT nothing leads from it to its GPU. Its UUID is its
+/// GPU's with the tile in the last byte where it was made of the PCI address, and that of no tile
+/// where it was made of an ordinal, as old drivers did.
+pub fn gpu_named(
+    properties: &ze_device_properties_t,
+    address: Option<ze_pci_address_ext_t>,
+) -> Gpu {
+    let mut uuid = properties.uuid.id;
+    if uuid == [0; 16] {
+        return Gpu::NONE;
+    }
+    let pci = address.map_or(NO_PCI, |it| Gpu::pack_pci(it.domain, it.bus, it.device, it.function));
+    let is_sub = properties.flags & SUB_DEVICE != 0;
+    let of_pci = u32::from(u16::from_le_bytes([uuid[0], uuid[1]])) == properties.vendorId
+        && pci != NO_PCI
+        && address.is_some_and(|it| u32::from(uuid[8]) == it.bus);
+    let tile = match uuid[15] {
+        number @ 1.. if of_pci => number - 1,
+        _ if is_sub => u8::try_from(properties.subdeviceId).unwrap_or(WHOLE),
+        _ => WHOLE,
+    };
+    if of_pci {
+        uuid[15] = 0;
+    }
+    Gpu::level_zero(uuid, pci, tile)
 }
 
 /// Asks how many there are, then for so many.

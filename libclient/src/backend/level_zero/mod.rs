@@ -48,6 +48,8 @@ use fdbroker_protocol::MemoryKind;
 pub use context::FdCloser;
 pub use device::Device;
 #[doc(hidden)]
+pub use driver::gpu_named;
+#[doc(hidden)]
 pub use fd::kind_of;
 pub use memory::LevelZeroMemory;
 

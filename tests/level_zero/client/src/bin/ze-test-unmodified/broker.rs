@@ -28,15 +28,7 @@ pub struct Counts {
 
 /// Asks the broker that the environment names, by the command that ZE_TEST_FDBROKER names.
 pub fn counts() -> Result<Counts, Fault> {
-    let command = std::env::var_os("ZE_TEST_FDBROKER").ok_or("ZE_TEST_FDBROKER is not set")?;
-    let out = Command::new(command)
-        .args(["status", "--json"])
-        // The libraries of layer and loader are for this program only.
-        .env_remove("LD_LIBRARY_PATH")
-        .env_remove("LD_PRELOAD")
-        .stderr(Stdio::inherit())
-        .output()?;
-    let text = String::from_utf8(out.stdout)?;
+    let text = told("status")?;
     let now = |name: &str| number(&text, &format!("\"{name}\":{{\"now\":"));
     let total = |name: &str| number(&text, &format!("\"{name}\":"));
     Ok(Counts {
@@ -50,6 +42,19 @@ pub fn counts() -> Result<Counts, Fault> {
         recalls: total("recalls")?,
         recalls_unanswered: total("recalls_unanswered")?,
     })
+}
+
+/// What a command of the broker says, in JSON.
+pub fn told(command: &str) -> Result<String, Fault> {
+    let program = std::env::var_os("ZE_TEST_FDBROKER").ok_or("ZE_TEST_FDBROKER is not set")?;
+    let out = Command::new(program)
+        .args([command, "--json"])
+        // The libraries of layer and loader are for this program only.
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("LD_PRELOAD")
+        .stderr(Stdio::inherit())
+        .output()?;
+    Ok(String::from_utf8(out.stdout)?)
 }
 
 /// Has the broker close every fd that it can ask for again.

@@ -43,6 +43,9 @@ pub fn one_registration(gpu: &Gpu) -> Outcome {
     let after = broker::counts()?;
     same("registrations", after.registrations - before.registrations, 1)?;
     same("fds in the broker", after.held_fds, 1)?;
+    let gpus = broker::told("gpus")?;
+    let is_listed = gpus.contains("\"api\":\"level-zero\"") && gpus.contains("\"allocations\":1");
+    holds(is_listed, || format!("the GPU of the memory is not listed: {gpus}"))?;
     Ok(gpu.free(memory)?)
 }
 
