@@ -21,6 +21,7 @@ const MOST_TURNS: usize = 100_000;
 const MOST_WAITS: usize = 10_000;
 
 /// A daemon that moves only when told to.
+#[expect(missing_debug_implementations, reason = "nobody prints it, nor its parts")]
 pub struct Daemon {
     server: Server,
     events: Events,

@@ -172,11 +172,11 @@ impl Model {
         match (self.allocations.get(&id).filter(|known| known.ended.is_none()), record.life) {
             (Some(known), FormerLife::Live { record, .. }) => {
                 let Deposit { share, recallable, facts, .. } = *known.deposit;
-                let Facts { kind, size_bytes, .. } = facts;
+                let Facts { kind, gpu, size_bytes, .. } = facts;
                 let owner =
                     if self.owner_here(known) || known.awaited { known.key } else { record.owner };
                 let (domain, gid) = (known.domain, known.gid);
-                let right = Record { domain, gid, kind, size_bytes, share, recallable, owner };
+                let right = Record { domain, gid, kind, gpu, size_bytes, share, recallable, owner };
                 ensure!(record == right, "{id} is remembered as {record:?}, it is {right:?}");
             }
             (None, FormerLife::Ended(code) | FormerLife::Leased { code, .. }) => {
@@ -307,15 +307,14 @@ impl Model {
             let share = known.deposit.share;
             return match () {
                 () if !may_own => only(&[ErrorCode::NotPermitted]),
-                () if !is_sound(deposit)
-                    || deposit.facts.size_bytes != known.deposit.facts.size_bytes =>
-                {
+                () if !is_sound(deposit) || is_other(&known, deposit) => {
                     only(&[ErrorCode::Protocol])
                 }
                 () if !deposit.recallable => self.lost(step, id, ErrorCode::Lost),
                 () if overlapping => self.lost(step, id, ErrorCode::Stale),
                 () => {
-                    let named = Deposit { share, ..*deposit };
+                    let facts = Facts { gpu: known.deposit.facts.gpu, ..deposit.facts };
+                    let named = Deposit { share, facts, ..*deposit };
                     self.take(client, id, known, named.into(), Vec::new())
                 }
             };
@@ -324,11 +323,7 @@ impl Model {
             let again = self.again_while_dying(&known);
             let refused = match () {
                 () if !may_own => ErrorCode::NotPermitted,
-                () if !is_sound(deposit)
-                    || deposit.facts.size_bytes != known.deposit.facts.size_bytes =>
-                {
-                    ErrorCode::Protocol
-                }
+                () if !is_sound(deposit) || is_other(&known, deposit) => ErrorCode::Protocol,
                 () if overlapping => {
                     let mut lost = self.lost(step, id, ErrorCode::Stale);
                     lost.codes.extend(again);
@@ -397,8 +392,8 @@ impl Model {
                 let (share, leased) = (known.deposit.share, !known.leases.is_empty());
                 let recallable = known.deposit.recallable;
                 // Of its fd nothing else is known.
-                let Facts { device, gpu, owner_allocation_id, .. } = deposit.facts;
-                let Facts { kind, size_bytes, .. } = known.deposit.facts;
+                let Facts { device, owner_allocation_id, .. } = deposit.facts;
+                let Facts { kind, gpu, size_bytes, .. } = known.deposit.facts;
                 let facts =
                     Facts { device, gpu, owner_allocation_id, ..Facts::new(kind, size_bytes) };
                 let unknown = Deposit { share, recallable, facts, keep: false, ..*deposit };
@@ -550,10 +545,17 @@ impl Model {
 
 /// A kept one as whoever names it again says, as far as that counts.
 fn adopted(known: &Allocation, named: &Deposit) -> Judged {
-    let Facts { device, gpu, owner_allocation_id, .. } = named.facts;
-    let facts = Facts { device, gpu, owner_allocation_id, ..known.deposit.facts };
+    let Facts { device, owner_allocation_id, .. } = named.facts;
+    let facts = Facts { device, owner_allocation_id, ..known.deposit.facts };
     let claimed = Deposit { base: named.base, facts, ..known.deposit.claimed };
     Judged { claimed, ..known.deposit }
+}
+
+/// Whether it cannot be what was remembered: of another size, or on another GPU.
+fn is_other(known: &Allocation, named: &Deposit) -> bool {
+    let (before, now) = (known.deposit.facts, named.facts);
+    let is_told = !before.gpu.is_none() && !now.gpu.is_none();
+    before.size_bytes != now.size_bytes || is_told && !before.gpu.is_same(&now.gpu)
 }
 
 fn is_sound(deposit: &Deposit) -> bool {
@@ -578,7 +580,7 @@ fn reserved(record: &Record) -> Allocation {
         deposit: Deposit {
             share: record.share,
             recallable: record.recallable,
-            ..Facts::new(record.kind, record.size_bytes).into()
+            ..Facts { gpu: record.gpu, ..Facts::new(record.kind, record.size_bytes) }.into()
         }
         .into(),
         count: 0,

@@ -41,7 +41,7 @@ pub struct PageError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 72 bytes there"
+            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 96 bytes there"
         }
         _ => "check the owner and the modes of its directory",
     }

@@ -6,7 +6,7 @@
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
 use fdbroker_core::{DomainKey, FileId, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, MemoryKind, Share};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 3];
 
 /// Bytes of a record, and of the head before the first one.
-const RECORD_BYTES: usize = 72;
+const RECORD_BYTES: usize = 96;
 
 /// The words of a record.
 mod word {
@@ -40,7 +40,12 @@ mod word {
     /// Two words, the low one first.
     pub const SIZE: usize = 15;
     pub const LISTENER: usize = 17;
+    /// Six words: its bytes in their order.
+    pub const GPU: usize = 18;
 }
+
+/// Words of a GPU.
+const GPU_WORDS: usize = size_of::<Gpu>() / 4;
 
 /// Bits of a minor number, of a device in 32 bits (linux/kdev_t.h).
 const MINOR_BITS: u32 = 20;
@@ -148,6 +153,7 @@ impl Records {
     pub fn record(&self, slot: u32) -> Option<Record> {
         let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
         let [_, share, flags, _] = self.standing(slot);
+        let gpu: [u32; GPU_WORDS] = std::array::from_fn(|at| load(word::GPU + at));
         let (pid, started) = (load(word::PID), load(word::STARTED));
         let random = self.long(slot, word::RANDOM);
         let pod = PodKey([self.long(slot, word::POD), self.long(slot, word::POD + 2)]);
@@ -155,6 +161,7 @@ impl Records {
             domain: DomainKey { listener: load(word::LISTENER), uid: load(word::UID), pod },
             gid: load(word::GID),
             kind: MemoryKind::from_number(flags >> KIND_BIT)?,
+            gpu: Some(zerocopy::transmute!(gpu)).filter(Gpu::is_sound)?,
             size_bytes: self.long(slot, word::SIZE),
             share: Share::from_number(share)?,
             recallable: flags & RECALLABLE != 0,
@@ -171,7 +178,7 @@ impl Records {
     /// The allocation is live.
     pub fn live(&self, id: AllocationId, record: &Record) {
         let store = |at: usize, value: u32| self.word(id.slot, at).store(value, Ordering::Relaxed);
-        let Record { domain, gid, kind, size_bytes, share, recallable, owner } = *record;
+        let Record { domain, gid, kind, gpu, size_bytes, share, recallable, owner } = *record;
         self.begin(id);
         store(word::LISTENER, domain.listener);
         store(word::UID, domain.uid);
@@ -180,6 +187,8 @@ impl Records {
         store(word::STARTED, owner.started);
         self.set_long(id.slot, word::RANDOM, owner.random);
         self.set_long(id.slot, word::SIZE, size_bytes);
+        let gpu: [u32; GPU_WORDS] = zerocopy::transmute!(gpu);
+        (word::GPU..).zip(gpu).for_each(|(at, value)| store(at, value));
         let PodKey(halves) = domain.pod;
         let halves = [word::POD, word::POD + 2].into_iter().zip(halves);
         halves.for_each(|(at, half)| self.set_long(id.slot, at, half));
@@ -276,6 +285,7 @@ mod tests {
             },
             gid: 7,
             kind: MemoryKind::CudaVmm,
+            gpu: Gpu::cuda([0xa7; 16], u32::MAX - 1, true),
             size_bytes: u64::MAX - 9,
             share: Share::Gid,
             recallable: true,

@@ -84,6 +84,11 @@ impl Gpu {
         is_known && (self.api != GpuApi::None as u8 || self.is_none())
     }
 
+    /// Whether the other can be this one: it is the same, or one of both is not said.
+    pub fn may_be(&self, other: &Gpu) -> bool {
+        self.is_none() || other.is_none() || self.is_same(other)
+    }
+
     /// Whether both are one GPU, or one part of a GPU. Of no two it is known when one is not said.
     ///
     /// CUDA's UUIDs tell. Level Zero gives a GPU another UUID in each hierarchy, and old drivers

@@ -10,7 +10,7 @@ use fdbroker_core::{
     Config, Core, DomainKey, Former, FormerLife, FormerSlot, GroupId, Judged, KeptChange,
     KeptGroup, KeptObject, Now, OwnerKey, Record,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, MemoryKind, Share};
 use std::collections::BTreeMap;
 
 /// A group of the table.
@@ -96,8 +96,9 @@ impl Table {
             // Whose others were does not matter: nobody can give them again.
             let domain = domains.get(&id).copied().unwrap_or(DomainKey::new(0, 1000));
             let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
-            let (kind, size_bytes) = (MemoryKind::Memfd, 4096);
-            let record = Record { domain, gid: 100, kind, size_bytes, share, recallable, owner };
+            let (kind, gpu, size_bytes) = (MemoryKind::Memfd, Gpu::NONE, 4096);
+            let record =
+                Record { domain, gid: 100, kind, gpu, size_bytes, share, recallable, owner };
             let life = if *is_live {
                 FormerLife::Live { record, owner_lives: false }
             } else {

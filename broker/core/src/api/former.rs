@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::deposit::Judged;
 use crate::api::ids::{DomainKey, GroupId, JobKey, Now, OwnerKey};
 use crate::api::job_name::JobName;
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, MemoryKind, Share};
 
 /// A kept allocation as it is remembered outside the broker: with its fd in the service manager's
 /// store, it outlives a crash.
@@ -35,6 +35,8 @@ pub struct Record {
     pub gid: u32,
     /// What it is.
     pub kind: MemoryKind,
+    /// The GPU that it is on, as its owner says.
+    pub gpu: Gpu,
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Who may have it.

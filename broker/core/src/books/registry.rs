@@ -127,7 +127,8 @@ impl Registry {
 
     /// What waited for its owner is this from now on. It is entered at its owner, if it has one.
     pub fn replace(&mut self, slot: u32, new: Allocation, data: Option<DriverData>) {
-        let former = std::mem::replace(&mut self.table[slot], new);
+        let gpu = self.table[slot].gpu;
+        let former = std::mem::replace(&mut self.table[slot], Allocation { gpu, ..new });
         assert!(former.owner == NONE && !former.is_held(), "slot {slot} waits for nobody");
         self.held += u64::from(self.table[slot].is_held());
         self.held_of_cuda += u64::from(self.table[slot].is_held_cuda());

@@ -14,7 +14,7 @@ use crate::books::registry::Registry;
 use crate::books::{Allocation, Books, Grace, Orphan, State, Timer};
 use crate::core::Core;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
-use fdbroker_protocol::{AllocationId, ErrorCode, Facts, is_object_name};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Gpu, is_object_name};
 
 const UNKNOWN: &str = "is not one of the former generation page";
 const WRONG_DOMAIN: &str = "was another domain's";
@@ -106,6 +106,7 @@ impl Core {
                 FormerLife::Ended(_) => continue,
             };
             core.count_former(life, how);
+            core.name_former_gpu(*id, record.gpu);
             // A group of objects waits for nobody.
             if core.books.allocations.is_full(id.slot) && !of_groups.contains(id) {
                 let Record { domain, gid, owner: key, .. } = *record;
@@ -162,6 +163,14 @@ impl Core {
         let Record { kind, size_bytes, share, recallable, .. } = *record;
         let deposit = Deposit { share, recallable, ..Facts::new(kind, size_bytes).into() };
         Ok(Allocation::new(&deposit, NONE, domain, state, now))
+    }
+
+    /// Its slot goes by the GPU that its owner has named; a table that is damaged names too many.
+    fn name_former_gpu(&mut self, id: AllocationId, gpu: Gpu) {
+        let found = self.books.allocations.find(id).map(|it| it.domain);
+        if found.is_some_and(|domain| self.books.may_name(domain, gpu).is_ok()) {
+            self.books.enter_gpu(id.slot, gpu);
+        }
     }
 
     /// What was live and cannot come back is lost.

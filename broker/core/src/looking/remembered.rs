@@ -16,6 +16,7 @@ impl Core {
             domain: self.books.clients.domain_key(allocation.domain),
             gid: self.books.gid_of(slot)?,
             kind: allocation.traits.kind(),
+            gpu: self.books.allocations.facts(slot).gpu,
             size_bytes: allocation.size_bytes,
             share: allocation.traits.share(),
             recallable: allocation.traits.is_recallable(),

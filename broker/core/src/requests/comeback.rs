@@ -77,11 +77,12 @@ impl Core {
         }
         let allocation = &self.books.allocations[slot];
         let is_held = allocation.is_held();
-        let is_same = item.ended || deposit.facts.size_bytes == allocation.size_bytes;
-        if !deposit.has_sound_range() || !is_same {
+        // It stays on the GPU that was named first.
+        let is_there = self.books.allocations.facts(slot).gpu.may_be(&deposit.facts.gpu);
+        let is_same = is_there && deposit.facts.size_bytes == allocation.size_bytes;
+        if !deposit.has_sound_range() || !(is_same || item.ended) {
             return Err(ErrorCode::Protocol.into());
         }
-        self.may_name(client, slot, deposit)?;
         if item.ended {
             return self.take_back_ended(client, slot, deposit, step);
         }
@@ -126,7 +127,6 @@ impl Core {
             self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);
-        self.books.enter_gpu(slot, deposit.facts.gpu);
         self.books.continuity.leave(slot);
         if self.books.lingers(slot) {
             self.books.continuity.linger(slot);
@@ -148,7 +148,6 @@ impl Core {
         self.books.remove_orphan(slot);
         self.books.move_interest(slot, client);
         self.books.allocations.give(slot, client, deposit);
-        self.books.enter_gpu(slot, deposit.facts.gpu);
         step.fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
@@ -170,16 +169,7 @@ impl Core {
         let allocation = Allocation::new(deposit, client, domain, State::Evicted, step.now);
         let allocation = Allocation { open, leases, ..allocation };
         self.books.allocations.replace(slot, allocation, deposit.driver_data);
-        self.books.enter_gpu(slot, deposit.facts.gpu);
         Ok(())
-    }
-
-    /// Whether the domain of an allocation without an owner may name the GPU that its new owner
-    /// says it is on.
-    fn may_name(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
-        let domain = self.books.allocations[slot].domain;
-        let may_name = self.books.may_name(domain, deposit.facts.gpu);
-        may_name.map_err(|status| self.books.refused(client, status))
     }
 
     /// Whether a client may become the owner of an allocation that has none. Clients that have the

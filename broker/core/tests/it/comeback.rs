@@ -52,6 +52,32 @@ fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
     assert_eq!(world.code(STRANGER, SLOT), Some(ErrorCode::NotPermitted));
 }
 
+#[test]
+fn redeposit_when_on_a_gpu_then_on_the_one_that_was_remembered_alone() {
+    let on = |gpu, deposit: Deposit| Deposit { facts: Facts { gpu, ..deposit.facts }, ..deposit };
+    let [first, second] = [1, 2].map(|uuid| fdbroker_protocol::Gpu::cuda([uuid; 16], 0, false));
+    let record = Record { gpu: first, ..record() };
+    let (other, ended) = (id(7, 9), id(8, 9));
+    let leased = FormerLife::Leased { record, owner_lives: true, code: ErrorCode::Stale };
+    let leased = FormerSlot { id: ended, life: leased };
+    let mut world = crashed_with(&[live(SLOT.slot, record), live(other.slot, record), leased]);
+    let gpu = |world: &World, id: AllocationId| world.core.facts(id.slot).map(|it| it.gpu);
+    assert_eq!(gpu(&world, SLOT), Some(first), "before it is named");
+    assert_eq!(world.core.now_in_node(Resource::Gpus), 1);
+    let refused = world.redeposit(OWNER, SLOT, on(second, deposit(1)));
+    assert_eq!(refused, Status::error(ErrorCode::Protocol));
+    assert!(world.redeposit(OWNER, SLOT, on(first, deposit(1))).is_ok());
+    assert!(world.redeposit(OWNER, other, deposit(2)).is_ok(), "it does not say which");
+    assert_eq!(world.name_ended(OWNER, ended), Status::OK);
+    assert_eq!([SLOT, other, ended].map(|id| gpu(&world, id)), [Some(first); 3]);
+    world.unregister(OWNER, SLOT);
+    world.unregister(OWNER, other);
+    world.end_grace();
+    world.close_all();
+    world.drained();
+    assert_eq!(world.core.now_in_node(Resource::Gpus), 0);
+}
+
 /// After a crash that the fd of one has outlived.
 fn crashed_with_kept() -> World {
     let Record { domain, gid, .. } = record();

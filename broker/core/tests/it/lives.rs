@@ -21,6 +21,7 @@ pub(super) fn record() -> Record {
         domain,
         gid: 100,
         kind: fdbroker_protocol::MemoryKind::Memfd,
+        gpu: fdbroker_protocol::Gpu::NONE,
         size_bytes: deposit(1).facts.size_bytes,
         share: Share::Uid,
         recallable: true,

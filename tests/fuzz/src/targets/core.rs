@@ -139,8 +139,9 @@ impl World {
         let domain = DomainKey::new(0, 1000);
         let owner = OwnerKey { pid: 1, started: 1, random: 1 };
         let share = if bytes.bool() { Share::Any } else { Share::Uid };
-        let (kind, size_bytes) = (MemoryKind::Memfd, 4096);
-        let record = Record { domain, gid: 1, kind, size_bytes, share, recallable: true, owner };
+        let (kind, gpu, size_bytes) = (MemoryKind::Memfd, fdbroker_protocol::Gpu::NONE, 4096);
+        let record =
+            Record { domain, gid: 1, kind, gpu, size_bytes, share, recallable: true, owner };
         let code = ErrorCode::Stale;
         let leased = FormerLife::Leased { record, owner_lives: true, code };
         let live = FormerLife::Live { record, owner_lives: true };

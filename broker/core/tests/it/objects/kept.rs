@@ -45,8 +45,10 @@ impl Left {
         let live = core.allocations(0..u32::MAX).map(|view| {
             let domain = DomainKey::new(0, 1000);
             let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
-            let (kind, size_bytes) = (fdbroker_protocol::MemoryKind::Memfd, 4096);
-            let record = Record { domain, gid: 100, kind, size_bytes, share, recallable, owner };
+            let (kind, gpu, size_bytes) =
+                (fdbroker_protocol::MemoryKind::Memfd, fdbroker_protocol::Gpu::NONE, 4096);
+            let record =
+                Record { domain, gid: 100, kind, gpu, size_bytes, share, recallable, owner };
             FormerSlot { id: view.id, life: FormerLife::Live { record, owner_lives: true } }
         });
         Left { slots: live.collect(), last_version: core.last_version() + 1000 }
