@@ -3,6 +3,7 @@
 
 pub mod allocations;
 pub mod clients;
+pub mod gpus;
 pub mod jobs;
 pub mod leases;
 pub mod objects;

@@ -2,14 +2,23 @@
 
 use crate::admin::{Admin, Selection};
 use crate::error::Result;
+use crate::records::gpus::{Gpus, Shared};
 use crate::records::job_label;
 use fdbroker_protocol::ByResource;
-use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
+use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
 
 /// Most users, and most jobs, with series of their own: the ones with most fds. A dashboard shows
 /// no more, and a scraper keeps each series for weeks. All others share the series [`OTHER`].
 pub const MOST_ACCOUNTS: usize = 20;
+
+/// Most GPUs with series of their own: eight of seven instances each, and some. Owners name them, so
+/// there could be more; the ones with most bytes have series.
+const MOST_GPUS: usize = 64;
+
+/// Most allocations that are read for one page: with more of them no GPU has series, since a page
+/// would take the broker longer than it may.
+const MOST_ALLOCATIONS: usize = 65_536;
 
 /// The label of all others. No uid and no job has this name.
 pub const OTHER: &str = "other";
@@ -35,6 +44,8 @@ pub struct Gathered {
     pub users: Accounts,
     /// By job and uid.
     pub jobs: Accounts,
+    /// What is shared of each.
+    pub gpus: Vec<Shared>,
 }
 
 /// Reads all data from the broker.
@@ -48,7 +59,18 @@ pub fn gather(mut admin: Admin) -> Result<Gathered> {
         vec![job_label(record.key, &record.name).unwrap_or_default(), uid(record)]
     };
     let (users, jobs) = (largest(&domains, user), largest(&jobs, job));
-    Ok(Gathered { status, metrics, users, jobs })
+    let gpus = gpus(&mut admin)?;
+    Ok(Gathered { status, metrics, users, jobs, gpus })
+}
+
+fn gpus(admin: &mut Admin) -> Result<Vec<Shared>> {
+    let (records, are_more) = admin.first::<AllocationRecord>(Selection::ALL, MOST_ALLOCATIONS)?;
+    let mut gpus = Gpus::default();
+    records.iter().filter(|_| !are_more).for_each(|record| gpus.count(record));
+    let mut rows = gpus.into_rows();
+    rows.sort_by_key(|it| std::cmp::Reverse(it.size_bytes));
+    rows.truncate(MOST_GPUS);
+    Ok(rows)
 }
 
 /// The charges by labels: of the ones with most fds, and of all others as one. Records with the

@@ -9,8 +9,9 @@ mod tests;
 pub use plain::plain;
 
 use super::gather::{Accounts, Gathered};
+use crate::records::gpus::Shared;
 use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics, NodeStatus};
-use fdbroker_protocol::{Resource, Scope, Unit};
+use fdbroker_protocol::{GpuApi, Resource, Scope, Unit};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text::encode};
 use prometheus_client::metrics::MetricType;
@@ -53,7 +54,8 @@ impl Collector for Page {
         journal(&mut to, &metrics.journal)?;
         accounts(&mut to, "user", &["uid"], &gathered.users)?;
         // Scrapers have a label `job` of their own.
-        accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)
+        accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)?;
+        gpus(&mut to, &gathered.gpus)
     }
 }
 
@@ -197,6 +199,34 @@ fn accounts(
             let pairs: Vec<_> =
                 labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
             family.encode_family(&pairs)?.encode_gauge(&sums[resource])?;
+        }
+    }
+    Ok(())
+}
+
+/// What is shared of each GPU, as owners name them.
+fn gpus(to: &mut DescriptorEncoder<'_>, gpus: &[Shared]) -> fmt::Result {
+    type Number = fn(&Shared) -> u64;
+    let families: [(&str, &str, Option<&FamilyUnit>, Number); 2] = [
+        (
+            "fdbroker_gpu_shared",
+            "bytes of each GPU that are shared",
+            Some(&FamilyUnit::Bytes),
+            |it| it.size_bytes,
+        ),
+        ("fdbroker_gpu_allocations", "allocations on each GPU", None, |it| it.allocations),
+    ];
+    for (name, what, unit, number) in families {
+        let help = format!(
+            "{what}, as owners name it; of the ones with most bytes, and of none where there are very many allocations"
+        );
+        let mut family = to.encode_descriptor(name, &help, unit, MetricType::Gauge)?;
+        for it in gpus {
+            // All that can tell two of them: a page has a series once.
+            let api = GpuApi::from_number(it.gpu.api).map_or("unknown", GpuApi::name).to_owned();
+            let pci = it.gpu.pci_address().unwrap_or_default();
+            let pairs = [("gpu", it.gpu.to_string()), ("pci", pci), ("api", api)];
+            family.encode_family(&pairs)?.encode_gauge(&number(it))?;
         }
     }
     Ok(())

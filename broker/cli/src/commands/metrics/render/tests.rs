@@ -2,8 +2,8 @@
 
 use super::super::gather::Sums;
 use super::*;
-use fdbroker_protocol::NO_CAP;
 use fdbroker_protocol::admin::Metrics;
+use fdbroker_protocol::{Gpu, NO_CAP};
 use std::collections::BTreeSet;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -17,7 +17,10 @@ fn all(number: u8) -> Gathered {
     let sums = Sums::all(n);
     let users = vec![(vec!["1000".to_owned()], sums)];
     let jobs = vec![(vec!["slurm:1".to_owned(), "1000".to_owned()], sums)];
-    Gathered { status, metrics, users, jobs }
+    let gpu = Gpu::cuda([7; 16], Gpu::pack_pci(0, 0xc0, 0, 0), false);
+    let gpus =
+        vec![Shared { gpu, allocations: n, size_bytes: n, leases: n, owners: BTreeSet::new() }];
+    Gathered { status, metrics, users, jobs, gpus }
 }
 
 fn samples(page: &str) -> Vec<(&str, &str)> {
