@@ -21,7 +21,7 @@ mod support;
 /// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the
 /// tables.
 const ALLOCATION_BYTES: f64 = 121.0;
-const LEASE_BYTES: f64 = 56.2;
+const LEASE_BYTES: f64 = 56.3;
 const FILE_BYTES: f64 = 8.0;
 const CHANGED_FILE_BYTES: f64 = 72.0;
 /// The most items of one message.

@@ -6,6 +6,7 @@ use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{EarlyRegistration, ErrorCode, Notice};
+use std::os::fd::AsFd;
 
 fn begin(owner: &Owner, index: usize) -> Option<EarlyRegistration> {
     let blocks = &owner.blocks;
@@ -27,15 +28,18 @@ fn take_early_when_each_is_sent_before_the_one_before_is_taken_then_the_right_by
     for index in 1..=COUNT {
         let next = if index < COUNT { begin(&owner, index) } else { None };
         early += u32::from(before.is_some());
-        let registration = match before {
-            Some(before) => owner.client.take_early(before, patience()),
-            None => {
+        let taken = before.map(|before| owner.client.take_early(before, patience()));
+        let registration = match taken {
+            Some(Ok(registration)) => registration,
+            Some(Err(error)) if error.code != ErrorCode::Again => panic!("{error}"),
+            // Where fds are still being closed there is no room yet.
+            _ => {
                 let fd = owner.blocks.export(index - 1);
                 let deposit = owner.blocks.deposit(index - 1);
-                owner.client.register(&deposit, std::os::fd::AsFd::as_fd(&fd), patience())
+                let registration = owner.client.register(&deposit, fd.as_fd(), patience());
+                registration.expect("there is room, or is made")
             }
         };
-        let registration = registration.expect("there is room, or is made");
         let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
         assert_bytes(grant, index as u64 - 1);
         before = next;

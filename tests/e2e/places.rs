@@ -12,6 +12,7 @@ use crate::support::owner::Owner;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some, patience};
 use nix::sys::signal::Signal;
+use nix::time::{ClockId, clock_gettime};
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
@@ -74,7 +75,9 @@ const DEEDS: [Deed; 8] = [
 
 #[test]
 fn socket_when_removed_replaced_or_closed_then_the_same_one_stands_there_again_and_it_is_said() {
+    let minute = || clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().tv_sec() / 60;
     let broker = node();
+    let first = minute();
     let owner = Owner::of(&broker, "owner", 1);
     let (path, before) = (broker.socket(), std::fs::symlink_metadata(broker.socket()).unwrap());
     for (number, (name, deed)) in DEEDS.iter().enumerate() {
@@ -87,7 +90,9 @@ fn socket_when_removed_replaced_or_closed_then_the_same_one_stands_there_again_a
     let log = broker.log();
     let said =
         log.lines().filter(|line| line.contains("broker.sock") && line.contains("as it was again"));
-    assert_eq!(said.count(), 1, "the others are counted: {log}");
+    // A line in each minute of the broker's clock.
+    let minutes = usize::try_from(minute() - first + 1).unwrap();
+    assert!((1..=minutes).contains(&said.count()), "the others are counted: {log}");
     let status = broker.status();
     assert_eq!((status.gauges.sockets_away.get(), status.gauges.sockets_unkept.get()), (0, 0));
 }

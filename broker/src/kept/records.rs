@@ -504,8 +504,8 @@ mod tests {
         assert_eq!(found, [changed, allocation(3, 2)]);
     }
 
-    /// The bytes of a group. Whoever changes them changes the magic of the log: one of before is not
-    /// read.
+    /// The bytes of a group. Whoever changes them changes the magic of the log: one of before is
+    /// not read.
     #[test]
     fn encode_when_a_group_is_written_then_the_bytes_of_this_magic() {
         let bytes = [

@@ -21,7 +21,7 @@ pub enum Mode {
 pub struct ListenerSettings {
     /// Path of the socket.
     pub path: PathBuf,
-    /// By which domains name it: see [`number_of`].
+    /// By which domains name it: a hash of the path.
     pub number: u32,
     /// Mode of the socket, such as 0o666.
     pub mode: u32,

@@ -599,8 +599,8 @@ fdbroker_code_t fdbroker_gpu_retire(fdbroker_t *broker, uint32_t driver_number, 
  * Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing
  * changes), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child),
  * FDBROKER_INVALID_ARGUMENT. An import then also answers FDBROKER_NOT_SUPPORTED (the device cannot
- * reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU, or
- * the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
+ * reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU,
+ * or the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
  * FDBROKER_UNSUPPORTED_FD (the driver does not know the fd). */
 fdbroker_code_t fdbroker_set_gpu_opener(fdbroker_t *broker, uint32_t kind, uint32_t driver_number,
     uint32_t device);
@@ -803,9 +803,10 @@ int32_t fdbroker_import_is_final(fdbroker_t *broker, const fdbroker_import_t *im
  * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_import_release(fdbroker_t *broker, fdbroker_import_t *import);
 
-/* On which device memory is open here that fdbroker_set_gpu_opener() has had opened: *driver_number
- * is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A context opens each
- * allocation once, so this is where it was opened first. Never waits; sends nothing.
+/* On which device memory is open here that fdbroker_set_gpu_opener() has had opened:
+ * *driver_number is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A
+ * context opens each allocation once, so this is where it was opened first. Never waits; sends
+ * nothing.
  *
  * Errors: FDBROKER_BAD_HANDLE (an import that no driver has opened, or given back before; both are
  * 0 then), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */

@@ -260,8 +260,8 @@ pub unsafe extern "C" fn fdbroker_gpu_retire(
 /// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing
 /// changes), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child),
 /// FDBROKER_INVALID_ARGUMENT. An import then also answers FDBROKER_NOT_SUPPORTED (the device cannot
-/// reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU, or
-/// the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
+/// reach that memory; or, with FDBROKER_OWNERS_DEVICE, this process does not see the owner's GPU,
+/// or the owner has not said which it is: fdbroker_last_error() names it, and what is seen) and
 /// FDBROKER_UNSUPPORTED_FD (the driver does not know the fd).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_set_gpu_opener(

@@ -254,9 +254,10 @@ pub unsafe extern "C" fn fdbroker_import_release(
     })
 }
 
-/// On which device memory is open here that fdbroker_set_gpu_opener() has had opened: *driver_number
-/// is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A context opens each
-/// allocation once, so this is where it was opened first. Never waits; sends nothing.
+/// On which device memory is open here that fdbroker_set_gpu_opener() has had opened:
+/// *driver_number is a FDBROKER_DRIVER_* number, *device the driver's ordinal in this process. A
+/// context opens each allocation once, so this is where it was opened first. Never waits; sends
+/// nothing.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (an import that no driver has opened, or given back before; both are
 /// 0 then), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.

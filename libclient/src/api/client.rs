@@ -207,8 +207,8 @@ impl Client {
     /// The answer to an early registration, waiting for it if it has not come yet.
     ///
     /// # Errors
-    /// As [`Client::register`]; AGAIN: its place was given to others meanwhile. NOT_CONNECTED: the
-    /// connection that it was sent by is lost. In every case there is no registration, and one can
+    /// As [`Client::register`]; AGAIN: there was no room for it yet, or its place was given to
+    /// others meanwhile. NOT_CONNECTED: the connection that it was sent by is lost. In every case there is no registration, and one can
     /// be made as if nothing had been tried.
     pub fn take_early(
         &self,

@@ -61,7 +61,13 @@ pub(crate) fn take(
     let call = Request { deposits, sent: &[], follow: 0, deadline }.call();
     let read = |reply: Reply<'_>| registered(&early.connection, deposits.iter(), &reply);
     let answers = early.connection.reply(id, &Call { deposits: 1, ..call }, read)?;
-    answers.into_iter().next().expect("one outcome per deposit").map_err(Error::not_again)
+    let again = |error: Error| match error.asks_again() {
+        true => error.because(
+            "the broker had no room for it yet; register it in the ordinary way, which waits",
+        ),
+        false => error,
+    };
+    answers.into_iter().next().expect("one outcome per deposit").map_err(again)
 }
 
 impl Drop for EarlyRegistration {

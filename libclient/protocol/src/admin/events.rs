@@ -75,8 +75,8 @@ pub struct EventRecord {
     pub status: Status,
     /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
-    /// Number of the listener that the client connected to, from 0, as they are listed; with the uid
-    /// it is the domain. `u32::MAX`: none that is served now, or the event is of no client.
+    /// Number of the listener that the client connected to, from 0, as they are listed; with the
+    /// uid it is the domain. `u32::MAX`: none that is served now, or the event is of no client.
     pub listener: U32,
     /// Reserved, 0.
     pub reserved: U32,

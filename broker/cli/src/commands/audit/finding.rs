@@ -195,8 +195,8 @@ impl Finding {
         self
     }
 
-    /// Its identity. Fds and leases of clients are no part of it: they may change from look to look.
-    /// The broker's fds are: it counts each by its number.
+    /// Its identity. Fds and leases of clients are no part of it: they may change from look to
+    /// look. The broker's fds are: it counts each by its number.
     pub fn identity(&self) -> Identity {
         // An inode is enough: the first allocation of a memory may change.
         let allocation = self.allocation.filter(|_| self.inode.is_none());

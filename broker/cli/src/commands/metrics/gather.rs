@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 /// no more, and a scraper keeps each series for weeks. All others share the series [`OTHER`].
 pub const MOST_ACCOUNTS: usize = 20;
 
-/// Most GPUs with series of their own: eight of seven instances each, and some. Owners name them, so
-/// there could be more; the ones with most bytes have series.
+/// Most GPUs with series of their own: eight of seven instances each, and some. Owners name them,
+/// so there could be more; the ones with most bytes have series.
 const MOST_GPUS: usize = 64;
 
 /// Most allocations that are read for one page: with more of them no GPU has series, since a page
