@@ -4,7 +4,7 @@
 use crate::common::{Running, end, fdbroker, memfd, one_json_line, run, terminal};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Deposit, Import, MemoryKind, Registration};
-use fdbroker_protocol::Handle;
+use fdbroker_protocol::{Gpu, Handle};
 use nix::unistd::{Uid, User};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -63,11 +63,12 @@ impl Node {
         }
     }
 
-    /// A page of the owner's, by virtual fd.
+    /// A page of the owner's, by virtual fd, on a GPU as it says.
     fn register_virtual(&self) -> Registration {
         let mut deposit = Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64);
         // Far from the addresses of the arena.
         (deposit.virtual_fd, deposit.base) = (true, 1 << 62);
+        deposit.facts.gpu = Gpu::cuda([0x5a; 16], Gpu::pack_pci(0, 0xc0, 0, 0), false);
         let deadline = Deadline::after(Duration::from_secs(30));
         let registered = self.clients[0].register(&deposit, memfd(1).as_fd(), deadline);
         registered.expect("registered")
@@ -150,6 +151,21 @@ fn ls_when_json_then_every_column_with_its_type() {
             other => panic!("no type {other}"),
         };
         assert!(is_right, "{key}: {value}");
+    }
+}
+
+#[test]
+fn gpus_when_memory_is_on_one_then_its_sums_in_the_list_and_in_metrics() {
+    let node = Node::start();
+    node.register_virtual();
+    let uuid = "GPU-5a5a5a5a-5a5a-5a5a-5a5a-5a5a5a5a5a5a";
+    let found = &node.json(&["gpus", "--json"])["gpus"];
+    assert_eq!(found.as_array().map(Vec::len), Some(1), "{found}");
+    assert_eq!((&found[0]["gpu"], &found[0]["size_bytes"]), (&uuid.into(), &PAGE_BYTES.into()));
+    let page = node.text(&["metrics"]);
+    let labels = format!(r#"{{gpu="{uuid}",pci="0000:c0:00.0",api="cuda"}}"#);
+    for line in [format!("shared_bytes{labels} {PAGE_BYTES}"), format!("allocations{labels} 1")] {
+        assert!(page.contains(&format!("fdbroker_gpu_{line}")), "{line}: {page}");
     }
 }
 

@@ -72,8 +72,13 @@ const OF_OBJECTS: [&str; 15] = [
     "fdbroker_user_permanent_bytes",
 ];
 
-/// No program of these tests has memory of a GPU: tests of the core see them.
-const OF_GPUS: [&str; 2] = ["fdbroker_gpus", "fdbroker_peak_gpus"];
+/// No scenario has memory of a GPU: tests of the core and of lists see them.
+const OF_GPUS: [&str; 4] = [
+    "fdbroker_gpus",
+    "fdbroker_peak_gpus",
+    "fdbroker_gpu_allocations",
+    "fdbroker_gpu_shared_bytes",
+];
 
 #[test]
 fn metrics_when_every_scenario_has_been_played_then_each_that_there_is_has_changed_as_predicted() {
