@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs what needs two GPUs of one machine: memory of one opened on the other by handle, or by who sees one alone, then NCCL, symmetric memory and
-# tensors across GPUs under the CUDA layer and directly. Ends with `N passed, N failed`. Must never make a multicast object: that
+# Runs what needs several GPUs of one machine: memory of one opened on the other by handle, or by who sees one alone, then NCCL, NVSHMEM, symmetric
+# memory, training and tensors across GPUs under the CUDA layer and directly. Ends with `N passed, N failed`. Must never make a multicast object: that
 # can put the GPUs of a shared host out of service.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
@@ -12,8 +12,10 @@ case ${1-} in
     cat << 'HELP'
 usage: tests/gpu/multi.sh
 
-Needs two NVIDIA GPUs with their driver, PyTorch with NCCL in python3, and some five minutes. FDBROKER_BIN_DIR names a directory
-with the programs, built before (tests/gpu/README.md); without it they are built here.
+Needs two NVIDIA GPUs with their driver, PyTorch with NCCL in python3, and some eight minutes; of four or more GPUs it takes four.
+FDBROKER_BIN_DIR names a directory with the programs, built before (tests/gpu/README.md); without it they are built here. What this
+machine lacks is named by a line `not run: PART: REASON`, and counts as nothing. `tests/gpu/pytorch/run.py DIR --gpus N --part PART` runs
+one part of PyTorch alone: nccl, symmetric, across, windows, nvshmem, ddp, fsdp, names.
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no two GPUs here.
 HELP
@@ -31,7 +33,9 @@ part "memory of another device" 120 "$gpu" devices
 # A trainer sees both GPUs, and each of two engines one of them.
 part "GPUs that a process does not see" 120 env "FDBROKER_LIBRARY=$FDBROKER_BIN_DIR/libfdbroker.so.0" \
   PYTHONPATH=libclient/python python3 tests/gpu/hidden.py
-pytorch --part nccl --part symmetric --part across
+gpus=2
+if [ "$count" -ge 4 ]; then gpus=4; else echo "not run: PyTorch on four GPUs: there are $count"; fi
+pytorch --gpus "$gpus" --part nccl --part symmetric --part across --part windows --part nvshmem --part ddp --part fsdp --part names
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

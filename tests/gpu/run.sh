@@ -14,11 +14,12 @@ case ${1-} in
 usage: tests/gpu/run.sh [objects [MIB]]
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
-for namespaces of processes, and some eight minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
+for namespaces of processes, and some nine minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
 (tests/gpu/README.md); without it they are built here. Prints each check, then a table of figures, then the same figures as
 JSON lines; `objects` does the part of named objects alone, with MIB of named weights (32768, or half of a small device), in 100 s
-at most, and without PyTorch. Else it goes on with what PyTorch does under the CUDA layer and without it
-(tests/gpu/pytorch/run.py alone does that part).
+at most, and without PyTorch. Else it goes on with what PyTorch, a DataLoader, sleep and checkpoints do under the CUDA layer and without it,
+and with brokers that are killed (tests/gpu/pytorch/run.py alone does that part; its --part one of it). What this machine lacks is
+named by a line `not run: PART: REASON`, and counts as nothing.
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no GPU here.
 HELP

@@ -1,9 +1,10 @@
-"""PyTorch on several GPUs of one machine, a process on each: NCCL, symmetric memory, or tensors of one GPU that another
-process takes to its own. Knows nothing of fdbroker. Prints one line of JSON for each rank. Must never wait without a bound.
+"""PyTorch on several GPUs of one machine, a process on each: NCCL, symmetric memory, training, or tensors of one GPU that another
+process takes to its own. Knows nothing of fdbroker, but for the part `names`. Prints one line of JSON for each rank. Must never wait without a bound.
 """
 
 import argparse
 import datetime
+import faulthandler
 import os
 import statistics
 import subprocess
@@ -22,6 +23,11 @@ ROUNDS = 20
 # Tensors of one GPU that the other one's process takes.
 TENSORS = 32
 STRIDE = 4097
+# What takes longer hangs, and says where.
+HANG_S = 100
+# A rank that has failed leaves the others waiting.
+MOMENT_S = 5
+GROUPS = ["nccl", "symmetric", "windows", "nvshmem", "ddp", "fsdp", "names"]
 
 
 def median_us(call, torch):
@@ -75,6 +81,16 @@ def symmetric(torch, dist, rank, size):
     return wrong, {"rendezvous_us": rendezvous_us, "copy_us": copy_us}
 
 
+def part(what):
+    """A function that answers how many results are wrong, with figures, or None with the reason why it was not run."""
+    import buffers
+    import names
+    import training
+
+    here = {"nccl": nccl, "symmetric": symmetric, "names": names.names}
+    return here.get(what) or getattr(buffers, what, None) or getattr(training, what)
+
+
 def group(args):
     import torch
     import torch.distributed as dist
@@ -85,8 +101,11 @@ def group(args):
     dist.init_process_group(
         "nccl", init_method=f"file://{args.folder}/store", rank=args.rank, world_size=args.size,
         device_id=torch.device("cuda", args.rank), timeout=datetime.timedelta(seconds=PATIENCE_S))
-    wrong, figures = {"nccl": nccl, "symmetric": symmetric}[args.what](torch, dist, args.rank, args.size)
-    report(args.rank, wrong, figures, nvidia_fds() - before)
+    wrong, found = part(args.what)(torch, dist, args.rank, args.size)
+    if wrong is None:
+        say({"role": "device", "rank": args.rank, "not_run": found})
+    else:
+        report(args.rank, wrong, found, nvidia_fds() - before)
     dist.barrier()
     dist.destroy_process_group()
     return wrong
@@ -154,18 +173,34 @@ def start(args):
     settings = {name: f"expandable_segments:{is_on}" for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")}
     # Multicast objects can put the GPUs of a shared host out of service.
     settings |= {"TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC": "1", "NCCL_CUMEM_ENABLE": "1",
-                 "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+                 "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
+                 "NVSHMEM_REMOTE_TRANSPORT": "none", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--folder", folder]
         ranks = 1 if args.what == "across" else args.size
         processes = [subprocess.Popen([*command, "--rank", str(rank)], env={**os.environ, **settings})
                      for rank in range(ranks)]
-        return sum(process.wait(2 * PATIENCE_S) != 0 for process in processes)
+        return ended(processes)
+
+
+def ended(processes):
+    """Whether all end well. After one that does not the others have a moment."""
+    until = time.monotonic() + 2 * PATIENCE_S
+    while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        if any(process.returncode for process in processes):
+            until = min(until, time.monotonic() + MOMENT_S)
+        time.sleep(0.02)
+    for rank, process in enumerate(processes):
+        if process.poll() is None:
+            process.kill()
+        if process.wait():
+            print(f"rank {rank} has ended with {process.returncode}", file=sys.stderr)
+    return all(process.returncode == 0 for process in processes)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--what", choices=["nccl", "symmetric", "across"], required=True)
+    parser.add_argument("--what", choices=[*GROUPS, "across"], required=True)
     parser.add_argument("--expandable", choices=["on", "off"], required=True, help="expandable segments")
     parser.add_argument("--size", type=int, default=2, help="GPUs")
     parser.add_argument("--fds", type=int, required=True, help="RLIMIT_NOFILE of each process")
@@ -173,8 +208,9 @@ def main():
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     limit_fds(args.fds)
+    faulthandler.dump_traceback_later(HANG_S)
     if args.rank is None:
-        return 1 if start(args) else 0
+        return 0 if start(args) else 1
     wrong = across(args) if args.what == "across" else group(args)
     return 1 if wrong else 0
 

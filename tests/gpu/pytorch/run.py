@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import beside
 from lines import say
 
 HERE = Path(__file__).resolve().parent
@@ -22,9 +23,12 @@ HERE = Path(__file__).resolve().parent
 PATIENCE_S = 240
 # Device memory that other things than tensors may take meanwhile.
 MIB_BACK = 512
-PARTS = ["turns", "many", "queues", "both"]
+BESIDE = {"loader": beside.loader, "sleep": beside.sleep, "checkpoint": beside.checkpoint, "outages": beside.outages}
+PARTS = ["turns", "many", "queues", "both", *BESIDE]
 # These need two GPUs.
-DEVICE_PARTS = ["nccl", "symmetric", "across"]
+GROUP_PARTS = ["windows", "nvshmem", "ddp", "fsdp", "names"]
+DEVICE_PARTS = ["nccl", "symmetric", "across", *GROUP_PARTS]
+PYTHON = HERE.parents[2] / "libclient/python"
 OWN_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
@@ -54,8 +58,15 @@ def program(options):
     if options.library:
         command += ["--library", options.library]
     if options.what:
-        command += ["--what", options.what, "--expandable", options.expandable]
-    say({"role": "exit", "codes": [subprocess.run(command).returncode]})
+        command += ["--what", options.what, "--expandable", options.expandable, "--size", str(options.size)]
+    if options.rounds:
+        command += ["--rounds", str(options.rounds)]
+    process = subprocess.Popen(command)
+    try:
+        if options.outages:
+            say(beside.kill_brokers(process))
+    finally:
+        say({"role": "exit", "codes": [process.wait(PATIENCE_S)]})
     ledger()
 
 
@@ -96,28 +107,30 @@ class Bench:
 
     def __init__(self, folder, book):
         self.fdbroker, self.library = str(folder / "fdbroker"), str(folder / "libfdbroker.so.0")
-        self.book, self.rows, self.device_rows = book, [], []
+        self.book, self.rows, self.device_rows, self.ratio_rows = book, [], [], []
 
-    def run(self, name, words, cap=None):
+    def run(self, name, words, cap=None, patience_s=PATIENCE_S):
         """Runs the inner part; `cap`: under the layer, with so many fds on the node. Answers what was printed."""
         launcher = [self.fdbroker, "run", "--cuda", "--max-fds", str(cap), "--"] if cap else []
         before = used_mib()
-        environment = {**os.environ, "FDBROKER": self.fdbroker}
+        environment = {**os.environ, "FDBROKER": self.fdbroker, "FDBROKER_LIBRARY": self.library,
+                       "PYTHONPATH": os.pathsep.join(filter(None, [str(PYTHON), os.environ.get("PYTHONPATH")]))}
         command = [*launcher, sys.executable, str(HERE / "run.py"), *map(str, words)]
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env=environment, start_new_session=True)
         try:
-            out, err = process.communicate(timeout=PATIENCE_S)
+            out, err = process.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, err = process.communicate()
-            err += f"\nnot done after {PATIENCE_S} s"
+            err += f"\nnot done after {patience_s} s"
         lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         print(f"\n=== {name} ({time.monotonic() - begin:.0f} s)")
         for line in lines:
             print("    " + json.dumps(line))
-        words_of_stderr = [line for line in err.splitlines() if "arn" not in line][-12:]
+        failed = any(any(line["codes"]) for line in self.of(lines, "exit")) or process.returncode
+        words_of_stderr = [line for line in err.splitlines() if "arn" not in line][-80 if failed else -12:]
         print("".join(f"    | {line}\n" for line in words_of_stderr), end="", flush=True)
         until = time.monotonic() + 10
         while used_mib() > before + MIB_BACK and time.monotonic() < until:
@@ -223,16 +236,16 @@ def both(bench):
     bench.layered(name, lines, 256)
 
 
-def devices(bench, what):
-    """A process on each of two GPUs, directly and under the layer in turns."""
+def devices(bench, what, size):
+    """A process on each GPU, directly and under the layer in turns."""
     for expandable in ("on", "off"):
         fds = {}
-        for name, cap in [("direct", None), ("layer", 256), ("layer, again", 256), ("direct, again", None)]:
+        for name, cap in beside.TURNS[: 4 if size == 2 else 2]:
             name = f"{what}, expandable segments {expandable}, {name}"
-            words = ["--program", "devices.py", "--what", what, "--expandable", expandable, "--fds", 4096]
+            words = ["--program", "devices.py", "--what", what, "--expandable", expandable, "--fds", 4096, "--size", size]
             lines = bench.run(name, words, cap)
             ranks = bench.of(lines, "device")
-            right = len(ranks) == (1 if what == "across" else 2) and not any(it["wrong"] for it in ranks)
+            right = len(ranks) == (1 if what == "across" else size) and not any(it["wrong"] for it in ranks)
             codes = bench.of(lines, "exit")
             bench.book.check(f"{name}: results are right", right and codes and codes[0]["codes"] == [0], lines)
             fds[name] = max((it["new_nvidia_fds"] for it in ranks), default=None)
@@ -254,7 +267,8 @@ def table(rows):
 
 def device_table(rows):
     for name, rank in rows:
-        figures = [f"{key} {value}" for key, value in rank.items() if key.endswith("_us") or key.endswith("_fds")]
+        figures = [f"{key} {value}" for key, value in rank.items()
+                   if key.endswith(("_us", "_ms", "_fds", "_mib", "seconds", "opened", "grants", "deposits"))]
         print(f"{name:<56}" + ", ".join(figures))
 
 
@@ -262,13 +276,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of the programs")
     parser.add_argument("--gib", type=int, default=64, help="device memory to share [64]")
+    parser.add_argument("--gpus", type=int, choices=[2, 4], default=2, help="of the parts that need several [2]")
     parser.add_argument("--part", action="append", choices=PARTS + DEVICE_PARTS,
                         help=f"run this alone; by default {', '.join(PARTS)}, which need one GPU")
     inner = parser.add_argument_group("the inner part, which the program starts by itself")
     inner.add_argument("--ranks", action="store_true")
-    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py"])
+    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py", "loader.py", "asleep.py", "frozen.py"])
     inner.add_argument("--what", choices=DEVICE_PARTS)
     inner.add_argument("--expandable", choices=["on", "off"])
+    inner.add_argument("--size", type=int, default=2)
+    inner.add_argument("--rounds", type=int)
+    inner.add_argument("--outages", action="store_true", help="kill the broker meanwhile")
     inner.add_argument("--library")
     inner.add_argument("--tensors", type=int)
     inner.add_argument("--mib", type=int)
@@ -294,11 +312,15 @@ def main():
         queues(bench)
     if "both" in parts:
         both(bench)
+    for what, play in BESIDE.items():
+        if what in parts:
+            play(bench)
     for what in DEVICE_PARTS:
         if what in parts:
-            devices(bench, what)
+            (beside.groups if what in GROUP_PARTS else devices)(bench, what, options.gpus)
     table(bench.rows)
     device_table(bench.device_rows)
+    print("\n".join(bench.ratio_rows))
     print(f"{book.passed} passed, {book.failed} failed")
     return 1 if book.failed else 0
 
