@@ -298,7 +298,7 @@ impl Model {
             return only(&[code]);
         }
         let deposit = &item.deposit;
-        let overlapping = self.overlaps_own(client, deposit);
+        let overlapping = self.overlaps_own(step, client, deposit);
         let asking = &self.clients[&client];
         let is_group_same =
             known.deposit.share != Share::Gid || groups_of(asking.pid).0 == known.gid;
@@ -529,9 +529,11 @@ impl Model {
         self.allocations.insert(id, Allocation { leases, ..former });
     }
 
-    fn overlaps_own(&self, client: u32, deposit: &Deposit) -> bool {
+    /// What this message has ended is in nothing's way.
+    fn overlaps_own(&self, step: &Step, client: u32, deposit: &Deposit) -> bool {
         let owns = self.clients.get(&client).map(|state| state.owns.as_slice()).unwrap_or_default();
-        owns.iter().any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
+        let mut live = owns.iter().filter(|id| !step.due_end.contains_key(id));
+        live.any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
     }
 
     /// The error for an allocation that is not there: the slot's last one ended for a reason, those
