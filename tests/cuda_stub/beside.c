@@ -45,6 +45,31 @@ static void number_when_registered_with_the_library_is_the_memory(void) {
   fdbroker_close(client);
 }
 
-static const Row rows[] = {CASE(number_when_registered_with_the_library_is_the_memory)};
+/* The library asks the driver itself: what it exports is an fd, also of memory that the program made under the layer. */
+static void memory_when_the_library_makes_or_finds_it_is_shared(void) {
+  use_driver();
+  fdbroker_options_t options;
+  fdbroker_t *client;
+  fdbroker_options_init(&options);
+  MUST(fdbroker_open(&options, &client) == FDBROKER_OK);
+  Buffer buffer = new_buffer(7);
+  void *made = NULL, *found = (void *)(uintptr_t)buffer.base;
+  fdbroker_handle_t handles[2];
+  MUST(fdbroker_gpu_alloc(client, FDBROKER_DRIVER_CUDA, 0, SEGMENT, FDBROKER_SHARE_UID, DEADLINE_MS, &made, &handles[0]) == FDBROKER_OK);
+  MUST(fdbroker_gpu_register(client, FDBROKER_DRIVER_CUDA, 0, found, FDBROKER_SHARE_UID, DEADLINE_MS, &handles[1]) == FDBROKER_OK);
+  for (int at = 0; at < 2; at++) {
+    fdbroker_grant_t grant = {.struct_size = sizeof grant};
+    MUST(fdbroker_acquire(client, &handles[at], DEADLINE_MS, &grant) == FDBROKER_OK);
+    CHECK(fcntl(grant.fd, F_GETFD) != -1 && (at == 0 || fd_shows(grant.fd, 7)));
+    CHECK(close(grant.fd) == 0);
+    CHECK(fdbroker_release(client, grant.lease) == FDBROKER_OK);
+  }
+  CHECK(fdbroker_gpu_free(client, made) == FDBROKER_OK);
+  fdbroker_close(client);
+  free_buffer(buffer);
+}
+
+static const Row rows[] = {CASE(number_when_registered_with_the_library_is_the_memory),
+                           CASE(memory_when_the_library_makes_or_finds_it_is_shared)};
 
 int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }

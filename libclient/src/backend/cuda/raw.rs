@@ -131,11 +131,33 @@ impl Library {
         NonNull::new(handle).map(Library).ok_or_else(last_loader_error)
     }
 
-    /// dlsym(3); `None` when there is no such symbol.
+    /// The driver's own function; `None` when there is no such symbol. Never that of the CUDA layer
+    /// for programs that do not know fdbroker, whose exports are numbers and no fds.
     fn symbol(self, name: &CStr) -> Option<NonNull<c_void>> {
         // SAFETY: an open library and a C string, valid for the call.
-        NonNull::new(unsafe { libc::dlsym(self.0.as_ptr(), name.as_ptr()) })
+        NonNull::new(unsafe { own_dlsym()(self.0.as_ptr(), name.as_ptr()) })
     }
+}
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The version of the C library's first dlsym: it is there in all that came later, too. The CUDA
+/// layer's has none.
+#[cfg(target_arch = "aarch64")]
+const DLSYM_VERSION: &CStr = c"GLIBC_2.17";
+#[cfg(not(target_arch = "aarch64"))]
+const DLSYM_VERSION: &CStr = c"GLIBC_2.2.5";
+
+/// The C library's dlsym(3).
+fn own_dlsym() -> Dlsym {
+    let (name, version) = (c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr());
+    // SAFETY: C strings.
+    let own = unsafe { libc::dlvsym(libc::RTLD_DEFAULT, name, version) };
+    if own.is_null() {
+        return libc::dlsym;
+    }
+    // SAFETY: the function of this name has this type: dlsym(3).
+    unsafe { std::mem::transmute::<*mut c_void, Dlsym>(own) }
 }
 
 fn last_loader_error() -> String {
