@@ -48,7 +48,8 @@ if [ "$mode" = all ] || [ "$mode" = vm ]; then
   log=$place/log passed=0 failed=0
   part() { # part COMMAND...: prints what it checks; its last line counts.
     "$@" 2>&1 | tee "$log"
-    local p f
+    local p f status=${PIPESTATUS[0]}
+    [ "$status" -le 1 ] || echo "FAILED  its script has ended with status $status"
     read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$log")
     [ $((p + f)) -gt 0 ] || f=1
     passed=$((passed + p)) failed=$((failed + f))
@@ -104,13 +105,14 @@ is_ready_or_gone() { is_ready "$1" || ! kill -0 "$started" 2> /dev/null; }
 number=0
 client() {
   number=$((number + 1))
-  local out=$work/out.$number
-  "$bin/audit-client" "$@" < "$work/never" > "$out" {hold}>&- &
+  # A subshell counts for itself: what one of its clients has said must not be taken for another's.
+  local out=$work/out.$BASHPID.$number
+  "$bin/audit-client" "$@" < "$work/never" > "$out" 2> "$out.err" {hold}>&- &
   started=$!
   clients+=("$started")
   eventually is_ready_or_gone "$out" && is_ready "$out" || {
     # Without the client no later check could pass.
-    echo "FAILED  client $* did not get ready"
+    echo "FAILED  client $* did not get ready: $(tail -n 5 "$out.err")"
     echo "$passed passed, $((failed + 1)) failed"; exit 1
   }
   read -r _ pid fd < <(grep '^ready ' "$out")
