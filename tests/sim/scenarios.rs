@@ -235,7 +235,7 @@ fn register_when_same_again_then_as_many_unregisters_end_it(rig: &mut Rig) -> Ch
 }
 
 fn register_when_another_memfd_is_named_so_then_refused(rig: &mut Rig) -> Check {
-    rig.begin(|_| {});
+    rig.begin(|config| config.base_credits = 8);
     let owner = rig.client()?;
     let file = |inode| {
         let id = FileId { device: 1, inode };
