@@ -69,7 +69,8 @@ impl Model {
             return;
         };
         let ranges = self.allocations.iter().filter(|(other, it)| {
-            let is_held = **other == id || it.ended.is_none() && self.is_held(**other);
+            // Those that end with it, but after it, are held yet.
+            let is_held = **other == id || self.is_held(**other);
             let of_file = it.deposit.file.is_some_and(|of| of.id == file.id);
             is_held && of_file && it.domain == domain
         });
