@@ -208,8 +208,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::register`]; AGAIN: there was no room for it yet, or its place was given to
-    /// others meanwhile. NOT_CONNECTED: the connection that it was sent by is lost. In every case there is no registration, and one can
-    /// be made as if nothing had been tried.
+    /// others meanwhile. NOT_CONNECTED: the connection that it was sent by is lost. In every case
+    /// there is no registration, and one can be made as if nothing had been tried.
     pub fn take_early(
         &self,
         early: EarlyRegistration,

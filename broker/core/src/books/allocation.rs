@@ -147,7 +147,7 @@ pub struct Allocation {
     pub domain: u32,
     /// Owner's own number of the device.
     pub device: u16,
-    /// The GPU, by its number in [`crate::books::gpus`].
+    /// The GPU, by its number in the table of its domain.
     pub gpu: u16,
     /// Registrations not yet taken back.
     pub registrations: u32,
