@@ -397,6 +397,15 @@ pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) 
     let own = u64::from(*own_fds);
     ensure!(own <= MAX_BATCH as u64, "fds of others are closed for {own} fds of client {client}");
     let blockers = hello_blockers(model, after, *client, *own_fds);
+    // Requests of others that wait are looked at again in the same step, and have fds closed, too.
+    let is_its = |id: &AllocationId| {
+        let known = model.allocations.get(id);
+        let owner = known.map(|it| (model.owner_here(it).then_some(it.owner), it.domain));
+        owner.is_some_and(|of| blockers.iter().any(|it| is_in_scope(model, of, it.account)))
+    };
+    if !step.evicted.iter().any(is_its) {
+        return Ok(());
+    }
     let is_cap = |it: &&Blocker| match it.resource {
         Resource::TablePlaces => it.account == Holder::Node,
         resource => resource == Resource::Fds,
