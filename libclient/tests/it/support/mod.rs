@@ -13,7 +13,7 @@ use fdbroker_protocol::page::{
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, HandlePrefix, Kind, Message, NodeKey, Status, Writer,
 };
-use fdbroker_scm::{ReceivedFds, RecvError};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
@@ -151,8 +151,14 @@ impl FakeBroker {
         };
         let mut writer = Writer::new();
         writer.start(Kind::HelloReply, request.id).push(&reply);
-        fdbroker_scm::send(socket.as_fd(), writer.finish(0, 1), &[page.fd.as_fd()]).unwrap();
-        (socket, page, hello, incarnation)
+        match fdbroker_scm::send(socket.as_fd(), writer.finish(0, 1), &[page.fd.as_fd()]) {
+            // On a busy machine it has given this try up, and comes again.
+            Err(SendError::PeerGone) => self.let_in(terms),
+            sent => {
+                sent.unwrap();
+                (socket, page, hello, incarnation)
+            }
+        }
     }
 
     /// Connects a client to this broker.

@@ -53,6 +53,8 @@ pub fn under_stub(test: &str, stub: Stub, variables: &[(&str, &str)], body: impl
         .env(CHILD, test)
         .env("LD_LIBRARY_PATH", &library.0)
         .env("FDBROKER_CUDA_STUB_DIR", &memory.0)
+        // Of its own: other programs change the free bytes of /dev/shm.
+        .env("FDBROKER_CUDA_STUB_BYTES", (1u64 << 30).to_string())
         .envs(variables.iter().copied())
         .output()
         .unwrap();
