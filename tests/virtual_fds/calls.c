@@ -242,10 +242,10 @@ static int open_fds(void) {
 }
 
 static void all_rows(const char *where, int number) {
+  /* The connection is made by then, so that its fds count on both sides. */
+  CHECK(close(dup(number)) == 0);
+  int before = open_fds();
   for (size_t at = 0; at < sizeof rows / sizeof *rows; at++) {
-    /* The connection is made by then, so that its fds count on both sides. */
-    CHECK(close(dup(number)) == 0);
-    int before = open_fds();
     bad_checks = 0;
     rows[at].run(number);
     /* The layer keeps what was fetched again and again for a moment. */
