@@ -43,6 +43,17 @@ client() {
   enter "$path" "$uid" env FDBROKER_SOCKET="$socket" FDBROKER_ADMIN_SOCKET="${socket%/*}/view.sock" "$@"
 }
 by_pods() { (client "$@"); }
+# pods_configuration LISTENER...: in this order; the one of tenants tells pods apart.
+pods_configuration() {
+  local listener
+  {
+    printf 'admin_socket = "%s"\nmonitor_group = "%s"\n' "$work/pods/admin/admin.sock" "$monitors"
+    for listener; do
+      printf '[[listener]]\npath = "%s"\n' "$work/pods/$listener/broker.sock"
+      [ "$listener" != tenants ] || echo 'isolate = "pod"'
+    done
+  } > "$work/pods/config.toml"
+}
 start_pods_broker() { # start_pods_broker NAME OPTIONS...
   local name=$1; shift
   as "$service" "$bin/fdbrokerd" --config "$work/pods/config.toml" --until-eof 0 --ready-fd 1 "$@" > "$work/$name/ready" \
@@ -70,15 +81,7 @@ tenants() {
   for path in "${mounts[@]}"; do chown -R "$alice" "$path/$outside"; done
   place pods "$service"
   mkdir -p "$pod/tenants" "$pod/all"; chmod 755 "$pod/tenants" "$pod/all"; chown "$service" "$pod/tenants" "$pod/all"
-  cat > "$pod/config.toml" << TOML
-admin_socket = "$pod/admin/admin.sock"
-monitor_group = "$monitors"
-[[listener]]
-path = "$pod/all/broker.sock"
-[[listener]]
-path = "$pod/tenants/broker.sock"
-isolate = "pod"
-TOML
+  pods_configuration all tenants
   check "a daemon serves a listener that tells pods apart, and one that does not" start_pods_broker pods
 
   started producer client tenants "$a" "$alice" "$bin/producer" > "$work/pod-handle"
@@ -135,6 +138,19 @@ TOML
   check "after a crash the broker starts again" start_pods_broker pods-last
   check "the owner comes back, and its pod acquires" eventually acquires tenants "$a" "$alice"
   check "the same uid in another pod is refused then, too" refused NotPermitted tenants "$b" "$alice"
+
+  pods_configuration tenants all
+  kill -9 "$pods_daemon"
+  mkdir -p "$work/pods-swapped"
+  check "after another crash the broker starts with its listeners in the other order" start_pods_broker pods-swapped
+  check "the owner comes back to its own listener, and its pod acquires" eventually acquires tenants "$a" "$alice"
+  check "the same uid at the listener that was first is refused" refused NotPermitted all "$a" "$alice"
+  handle=$shared
+  check "what was deposited there is still its clients'" eventually acquires all "$b" "$alice"
+  check "and none of the pod's" refused NotPermitted tenants "$a" "$alice"
+  handle=$work/pod-handle
+  check "outside pods the group of monitors sees all here, where the first listener isolates" shows_two '' in_cgroup "$outside" 0 \
+    setpriv --reuid "$mallory" --regid "$mallory" --groups "$monitors" env FDBROKER_ADMIN_SOCKET="$pod/tenants/view.sock" "$bin/fdbroker" ls --no-headings
 
   check "a pod pins an object and ends" by_pods tenants "$c" "$alice" "$bin/fdbroker" put --pin last "$work/a"
   for path in "${mounts[@]}"; do rmdir "$path/$c" "$path/${c%/*}"; done
