@@ -4,7 +4,7 @@ use crate::common::{
     Running, TestDir, end, fdbroker, is_alive, one_json_line, run, run_script, terminal, wait_for,
 };
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 #[test]
 fn status_ls_and_holders_when_no_broker_then_exit_3_and_a_remedy() {
@@ -41,6 +41,19 @@ fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
         assert!(!stderr.is_empty());
     }
+}
+
+#[test]
+fn run_when_the_hard_limit_is_the_one_that_help_names_then_a_broker_serves() {
+    let help = String::from_utf8(run(&["run", "--help"]).stdout).expect("UTF-8");
+    let words: Vec<&str> = help.split_whitespace().collect();
+    let fds = words.windows(5).find(|it| it[..4] == ["a", "hard", "limit", "of"]).expect("named");
+    let limited =
+        format!("ulimit -Sn {0} && ulimit -Hn {0} && $F run -q -- $F status --json", fds[4]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &limited]).env("F", env!("CARGO_BIN_EXE_fdbroker"));
+    let (code, stderr) = end(&shell.output().expect("a shell"));
+    assert_eq!(code, Some(0), "{stderr}");
 }
 
 #[test]

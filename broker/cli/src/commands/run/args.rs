@@ -8,7 +8,8 @@ Without --join, COMMAND has a broker of its own, in a private directory (mode 07
 COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET; on a terminal the first one is shown at the start, to
 be pasted in another terminal. Signals go to COMMAND. If memory was shared, a summary is printed on stderr. The broker's warnings go
 there, too; what a call was refused is told to the program alone. A broker that dies is started again in the same place, five times. It
-serves this node only: ranks that mpirun starts on other nodes cannot reach it.
+serves this node only: ranks that mpirun starts on other nodes cannot reach it. It needs a hard limit of
+900 fds (`ulimit -Hn`), and as many more as it is to hold.
 
 With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
 the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if
