@@ -348,6 +348,10 @@ impl World {
                 let file = self.draw_file();
                 arrived = rig::arrived(Judged { file, ..old });
             }
+            // The same, on another GPU.
+            24..=25 => {
+                arrived = rig::arrived(Judged { claimed: on_another_gpu(old.claimed), ..old })
+            }
             _ => {}
         }
         arrived
@@ -567,4 +571,10 @@ impl World {
         let leases = self.model.clients.get(&client).map(|c| c.leases.as_slice());
         leases.unwrap_or_default().iter().take(MAX_BATCH).copied().map(LeaseId).collect()
     }
+}
+
+/// A GPU that no deposit names else.
+pub fn on_another_gpu(deposit: Deposit) -> Deposit {
+    let gpu = Gpu::cuda([3; 16], 0, false);
+    Deposit { facts: Facts { gpu, ..deposit.facts }, ..deposit }
 }

@@ -3,6 +3,7 @@
 //! what the daemon does: the model judges.
 
 use crate::action::Action;
+use crate::agents::on_another_gpu;
 use crate::checks;
 use crate::judge::{ensure, overlaps};
 use crate::model::{Allocation, Check, Phase};
@@ -231,6 +232,7 @@ impl World {
                     [self.rng.below(3) as usize]
             }
             2 => deposit.base = 0x10_0000 + self.rng.below(self.setup.pages) * 4096,
+            3 => deposit = on_another_gpu(deposit),
             _ => {}
         }
         // The daemon compares the owner's token first, and refuses a client without it.
