@@ -98,6 +98,8 @@ impl Ledger {
     pub fn leave_coming(&mut self, client: ScopeId) {
         let count = self[client].coming;
         self.walk(client, Some(Scope::Domain), |scope| scope.coming -= count);
+        // Its job waits for them no more.
+        self.can_be_had(client);
     }
 
     /// The node does not wait for closes of the domain any more, or does again.
