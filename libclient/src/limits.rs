@@ -1,7 +1,7 @@
 //! Every bound of the library, with its reason; bounds of the wire format live in
 //! `fdbroker_protocol::limits`. Must never hold a bound without its reason.
 
-use fdbroker_protocol::limits::{MAX_BATCH, MAX_GROUP};
+use fdbroker_protocol::limits::{AHEAD_FDS, MAX_BATCH, MAX_GROUP};
 use std::time::Duration;
 
 /// How long a connect may take, hello's answer included. A broker answers hello from its loop,
@@ -41,6 +41,10 @@ pub const AHEAD_TIME: Duration = Duration::from_millis(100);
 /// one that is busy sends late. What comes later still is given back at the next fetch, at an end
 /// of memory, or when the broker asks for leases.
 pub const AHEAD_LAST_PAUSE: Duration = Duration::from_secs(4);
+
+/// Most fds that count as asked for ahead and not come: those of two requests. What has not come of
+/// older ones was left out.
+pub const AHEAD_AWAITED: usize = 2 * AHEAD_FDS;
 
 /// How long a client does without a socket for fds fetched ahead when the broker has none to give:
 /// the next acquires cost a round trip each, as they do without.

@@ -2,12 +2,13 @@
 //! process's table until they are taken. They are leases all the same, which are given back when
 //! they are not taken in time. Must never take in an fd that was not asked for.
 
-use crate::limits::{AHEAD_LAST_PAUSE, AHEAD_TIME};
+use crate::limits::{AHEAD_AWAITED, AHEAD_LAST_PAUSE, AHEAD_TIME};
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::limits::{AHEAD_FDS, DRIVER_DATA_BYTES};
 use fdbroker_protocol::message::{GrantItem, Header};
 use fdbroker_protocol::{AllocationId, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -32,9 +33,9 @@ pub(crate) struct AheadSocket {
     socket: OwnFd,
     /// Room for an fd.
     fds: ReceivedFds,
-    /// Asked for and not come. The broker leaves out what it has no room for, so it may be too
-    /// many.
-    awaited: usize,
+    /// Asked for and not come, in the order in which they come. The broker leaves out what it has
+    /// no room for, so some may never come.
+    awaited: VecDeque<AllocationId>,
     /// When the last ones were asked for.
     asked: Option<Instant>,
     /// When the thread that serves looks for what was not taken. `None`: it has to be called.
@@ -56,34 +57,46 @@ pub(crate) struct Taken {
 impl AheadSocket {
     pub fn new(socket: OwnFd) -> Self {
         let fds = ReceivedFds::with_capacity(1);
-        AheadSocket { socket, fds, awaited: 0, asked: None, due: None, pause: AHEAD_TIME }
+        let (awaited, asked, due) = (VecDeque::new(), None, None);
+        AheadSocket { socket, fds, awaited, asked, due, pause: AHEAD_TIME }
     }
 
-    /// The next message, if its fd is wanted with that fd. `Ok(None)`: there is none; `Err`: the
-    /// socket is at its end, or not ours.
-    fn next(&mut self, is_wanted: impl FnOnce(AllocationId) -> bool) -> Result<Option<Come>, ()> {
+    /// The next message, with its fd if it is the wanted one's. `Ok(None)`: there is none; `Err`:
+    /// the socket is at its end, or not ours.
+    fn next(&mut self, wanted: Option<AllocationId>) -> Result<Option<Come>, ()> {
         let socket = self.socket.proved().ok_or(())?;
         let mut bytes = [0; MESSAGE_BYTES];
-        // First without the fd: it must not come into the table if it is another's.
-        let Ok(length) = fdbroker_scm::peek(socket, &mut bytes) else { return Ok(None) };
-        let (id, lease) = lease_of(&bytes[..length]).unzip();
-        let is_wanted = id.is_some_and(is_wanted);
-        self.fds.set_capacity(usize::from(is_wanted));
+        let takes_fd = match wanted {
+            None => false,
+            // What was asked for next comes next, unless the broker leaves it out.
+            Some(_) if wanted.as_ref() == self.awaited.front() => true,
+            // First without the fd: it must not come into the table if it is another's.
+            Some(_) => {
+                let Ok(length) = fdbroker_scm::peek(socket, &mut bytes) else { return Ok(None) };
+                id_of(&bytes[..length]) == wanted
+            }
+        };
+        self.fds.set_capacity(usize::from(takes_fd));
         let received = match fdbroker_scm::recv(socket, &mut bytes, &mut self.fds) {
             Ok(received) => received,
             Err(RecvError::WouldBlock) => return Ok(None),
             Err(_) => return Err(()),
         };
-        self.awaited = self.awaited.saturating_sub(1);
         let (bytes, fd) = (bytes[..received.len].to_vec(), self.fds.drain().next());
-        Ok(Some(Come { bytes, fd, lease, is_wanted }))
+        let id = id_of(&bytes);
+        if let Some(place) = self.awaited.iter().position(|it| Some(*it) == id) {
+            // Those before it were left out.
+            self.awaited.drain(..=place);
+        }
+        let is_wanted = id.is_some() && id == wanted;
+        Ok(Some(Come { bytes, fd, is_wanted }))
     }
 }
 
 struct Come {
     bytes: Vec<u8>,
+    /// Closed with this if it is another's.
     fd: Option<OwnedFd>,
-    lease: Option<u64>,
     is_wanted: bool,
 }
 
@@ -92,15 +105,22 @@ impl AheadEnd {
     /// dropped: they were sent in the order in which they were to be used. `is_current`: whether
     /// the allocation lives.
     pub fn take(&mut self, id: AllocationId, is_current: impl Fn() -> bool) -> Taken {
+        self.take_one(Some(id).filter(|_| is_current()))
+    }
+
+    /// `None`: drops all that lies there.
+    fn take_one(&mut self, id: Option<AllocationId>) -> Taken {
         let mut taken = Taken::default();
         for _ in 0..AHEAD_FDS {
             let AheadEnd::Open(socket) = self else { break };
-            match socket.next(|of| of == id && is_current()) {
-                Ok(Some(Come { bytes, fd, is_wanted: true, .. })) => {
+            match socket.next(id) {
+                Ok(Some(Come { bytes, fd, is_wanted: true })) => {
                     (taken.bytes, taken.fd) = (bytes, fd);
                     break;
                 }
-                Ok(Some(other)) => taken.others.extend(other.lease),
+                Ok(Some(other)) => {
+                    taken.others.extend(item_of(&other.bytes).map(|it| it.lease.get()))
+                }
                 Ok(None) => break,
                 // The broker, or the program, has closed it; there may be another.
                 Err(()) => *self = AheadEnd::Unasked,
@@ -111,15 +131,15 @@ impl AheadEnd {
 
     /// Drops all that lies there: its leases, to be given back.
     pub fn drop_all(&mut self) -> Vec<u64> {
-        // Slots are numbered below this.
-        let nothing = AllocationId { slot: u32::MAX, generation: 0 };
-        self.take(nothing, || false).others
+        self.take_one(None).others
     }
 
-    /// So many were asked for. Whether the thread that serves has to be called.
-    pub fn note_asked(&mut self, count: usize, now: Instant) -> bool {
+    /// These were asked for. Whether the thread that serves has to be called.
+    pub fn note_asked(&mut self, ids: impl Iterator<Item = AllocationId>, now: Instant) -> bool {
         let AheadEnd::Open(socket) = self else { return false };
-        socket.awaited += count;
+        socket.awaited.extend(ids);
+        // What has not come of those before never will.
+        socket.awaited.drain(..socket.awaited.len().saturating_sub(AHEAD_AWAITED));
         (socket.asked, socket.pause) = (Some(now), AHEAD_TIME);
         let is_called = socket.due.is_some();
         socket.due.get_or_insert(now + AHEAD_TIME);
@@ -139,17 +159,19 @@ impl AheadEnd {
         let leases = self.drop_all();
         let AheadEnd::Open(socket) = self else { return (leases, None) };
         socket.pause *= 2;
-        let is_over = socket.awaited == 0 || socket.pause > AHEAD_LAST_PAUSE;
+        let is_over = socket.awaited.is_empty() || socket.pause > AHEAD_LAST_PAUSE;
         socket.due = (!is_over).then(|| now + socket.pause);
         (leases, socket.due)
     }
 }
 
-/// The allocation and the lease of a message ahead.
-fn lease_of(bytes: &[u8]) -> Option<(AllocationId, u64)> {
-    let message = Message::parse(bytes).ok()?;
-    let (items, _) = message.grants().ok()?;
-    let item = items.first()?;
-    let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
-    Some((id, item.lease.get()))
+/// The grant of a message ahead.
+fn item_of(bytes: &[u8]) -> Option<GrantItem> {
+    let (items, _) = Message::parse(bytes).ok()?.grants().ok()?;
+    items.first().copied()
+}
+
+fn id_of(bytes: &[u8]) -> Option<AllocationId> {
+    let item = item_of(bytes)?;
+    Some(AllocationId { slot: item.slot.get(), generation: item.generation.get() })
 }

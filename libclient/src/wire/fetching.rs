@@ -53,7 +53,8 @@ impl Connection {
         let message = outbox.writer.finish(handles.len(), 0);
         let is_sent = fdbroker_scm::send(socket, message, &[]).is_ok();
         drop(outbox);
-        if is_sent && lock(&self.ahead).note_asked(handles.len(), Instant::now()) {
+        let ids = handles.iter().map(Handle::id);
+        if is_sent && lock(&self.ahead).note_asked(ids, Instant::now()) {
             self.common.wake.kick();
         }
         is_sent
