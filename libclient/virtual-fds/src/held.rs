@@ -2,6 +2,7 @@
 //! of their own when the last of these is closed. Must never end a lease inside close(2), which may
 //! run in a signal handler or under a driver's lock, nor one of another process.
 
+use crate::limits::ROW_PAUSE;
 use crate::raw;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -10,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ struct Pool {
     ended: AtomicPtr<Record>,
     /// Counts what was put there; the thread sleeps on it.
     bell: AtomicU32,
+    /// The thread has to be woken.
+    is_asleep: AtomicBool,
     has_thread: OnceLock<bool>,
 }
 
@@ -179,6 +182,7 @@ impl Pool {
             free: Mutex::default(),
             ended: AtomicPtr::new(null_mut()),
             bell: AtomicU32::new(0),
+            is_asleep: AtomicBool::new(false),
             has_thread: OnceLock::new(),
         }));
         let pointer = std::ptr::from_ref(made).cast_mut();
@@ -214,17 +218,27 @@ impl Pool {
         };
         // It never fails: `push` always has an answer.
         let _ = self.ended.fetch_update(Ordering::AcqRel, Ordering::Relaxed, push);
-        self.bell.fetch_add(1, Ordering::Release);
-        raw::wake(&self.bell);
+        // SeqCst, as in `run`: either this sees that the thread is asleep, or the thread sees the
+        // bell before it sleeps.
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::SeqCst) {
+            raw::wake(&self.bell);
+        }
     }
 
     fn run(&self, deal: &Deal) {
         loop {
             let heard = self.bell.load(Ordering::Acquire);
-            if !self.end_all(deal) {
-                let due = catch_unwind(AssertUnwindSafe(deal.tend)).unwrap_or_default();
-                raw::wait(&self.bell, heard, due);
+            if self.end_all(deal) {
+                // A program closes a tensor's fds in a row: one of them has woken this thread, and
+                // the others need not.
+                std::thread::sleep(ROW_PAUSE);
+                continue;
             }
+            let due = catch_unwind(AssertUnwindSafe(deal.tend)).unwrap_or_default();
+            self.is_asleep.store(true, Ordering::SeqCst);
+            raw::wait(&self.bell, heard, due);
+            self.is_asleep.store(false, Ordering::SeqCst);
         }
     }
 

@@ -1,5 +1,7 @@
 //! The bounds of virtual fds. Must never hold a bound without its reason.
 
+use std::time::Duration;
+
 /// Marks per segment of the table, as a power of two: a process with a thousand fds touches two
 /// pages of one segment of 256 KiB, and all numbers below 2^30 fit into as many segments.
 pub const SEGMENT_SHIFT: u32 = 15;
@@ -12,6 +14,11 @@ pub const OWN_FDS_MOST: usize = 80;
 /// Closes by signal handlers that are kept while the thread that they interrupt is inside a layer:
 /// a call lasts microseconds, and its thread goes on only after the handlers.
 pub const DEFERRED_CLOSES: usize = 64;
+
+/// How long the thread of leases looks away after it has ended some: the fds of a tensor are closed
+/// one after the other, some 50 us apart, and each wake-up costs its closer 2 to 5 us. A lease that
+/// ends meanwhile ends so much later, or at the next fetch.
+pub const ROW_PAUSE: Duration = Duration::from_micros(200);
 
 /// The most iovecs of one look at the program's memory: pages of 256 KiB.
 pub const PAGES_PER_LOOK: usize = 64;
