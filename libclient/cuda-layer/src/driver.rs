@@ -11,6 +11,7 @@ use fdbroker_client::Gpu;
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// The answer for a function that no driver has.
@@ -40,6 +41,12 @@ static DEVICE_UUID_V2: Function<DeviceUuid> = Function::new(c"cuDeviceGetUuid_v2
 static DEVICE_ATTRIBUTE: Function<DeviceAttribute> = Function::new(c"cuDeviceGetAttribute");
 pub static GET_PROC_ADDRESS: Function<GetProcAddress> = Function::new(c"cuGetProcAddress");
 pub static GET_PROC_ADDRESS_V2: Function<GetProcAddressV2> = Function::new(c"cuGetProcAddress_v2");
+
+/// The names of the devices, by their numbers, which stay in a process.
+static GPUS: [OnceLock<Gpu>; NAMED_GPUS] = [const { OnceLock::new() }; NAMED_GPUS];
+
+/// More than a node has. Further ones are asked for each time.
+const NAMED_GPUS: usize = 64;
 
 impl<F: Copy> Function<F> {
     const fn new(name: &'static CStr) -> Self {
@@ -81,31 +88,47 @@ pub fn release(handle: CuMemHandle) {
 
 /// Which GPU memory is on; [`Gpu::NONE`]: of none, or the driver does not say.
 pub fn gpu_of(handle: CuMemHandle) -> Gpu {
-    device_of(handle).map_or(Gpu::NONE, |device| {
-        let uuids = [&DEVICE_UUID, &DEVICE_UUID_V2].map(|function| {
-            let mut uuid = [0; 16];
-            // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
-            let answer = unsafe { function.get()?(&raw mut uuid, device) };
-            (answer == SUCCESS).then_some(uuid)
-        });
-        let place = ATTRIBUTES_OF_PLACE.map(|attribute| {
-            let mut value = 0;
-            // SAFETY: writes one int through the pointer.
-            let answer = unsafe { DEVICE_ATTRIBUTE.get()?(&raw mut value, attribute, device) };
-            u32::try_from(value).ok().filter(|_| answer == SUCCESS)
-        });
-        fdbroker_client::cuda::gpu_named(uuids, place)
+    ordinal_of(handle).map_or(Gpu::NONE, |ordinal| {
+        // A program exports hundreds in a row, and the driver takes microseconds for a name.
+        let known = usize::try_from(ordinal).ok().and_then(|place| GPUS.get(place));
+        if let Some(gpu) = known.and_then(OnceLock::get) {
+            return *gpu;
+        }
+        let gpu = gpu_named(ordinal).unwrap_or(Gpu::NONE);
+        if let Some(place) = known.filter(|_| gpu != Gpu::NONE) {
+            // Another thread may have been faster, with the same.
+            let _ = place.set(gpu);
+        }
+        gpu
     })
 }
 
-fn device_of(handle: CuMemHandle) -> Option<c_int> {
-    let (mut prop, mut device) = (CuMemAllocationProp::default(), 0);
-    // SAFETY: a handle that the caller has pinned; fills in the structure, which is whole.
-    let answer = unsafe { PROPERTIES.get()?(&raw mut prop, handle) };
-    if answer != SUCCESS || prop.location_kind != LOCATION_DEVICE {
+fn gpu_named(ordinal: c_int) -> Option<Gpu> {
+    let mut device = 0;
+    // SAFETY: writes one CUdevice through the pointer.
+    let answer = unsafe { DEVICE_GET.get()?(&raw mut device, ordinal) };
+    if answer != SUCCESS {
         return None;
     }
-    // SAFETY: writes one CUdevice through the pointer.
-    let answer = unsafe { DEVICE_GET.get()?(&raw mut device, prop.location) };
-    (answer == SUCCESS).then_some(device)
+    let uuids = [&DEVICE_UUID, &DEVICE_UUID_V2].map(|function| {
+        let mut uuid = [0; 16];
+        // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
+        let answer = unsafe { function.get()?(&raw mut uuid, device) };
+        (answer == SUCCESS).then_some(uuid)
+    });
+    let place = ATTRIBUTES_OF_PLACE.map(|attribute| {
+        let mut value = 0;
+        // SAFETY: writes one int through the pointer.
+        let answer = unsafe { DEVICE_ATTRIBUTE.get()?(&raw mut value, attribute, device) };
+        u32::try_from(value).ok().filter(|_| answer == SUCCESS)
+    });
+    Some(fdbroker_client::cuda::gpu_named(uuids, place))
+}
+
+/// The number of the device that memory is on.
+fn ordinal_of(handle: CuMemHandle) -> Option<c_int> {
+    let mut prop = CuMemAllocationProp::default();
+    // SAFETY: a handle that the caller has pinned; fills in the structure, which is whole.
+    let answer = unsafe { PROPERTIES.get()?(&raw mut prop, handle) };
+    (answer == SUCCESS && prop.location_kind == LOCATION_DEVICE).then_some(prop.location)
 }
