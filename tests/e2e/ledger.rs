@@ -6,10 +6,10 @@ use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::rank::rank;
 use crate::support::wait::{eventually, patience};
-use fdbroker_protocol::Kind;
 use fdbroker_protocol::admin::{
     AllocationRecord, AllocationState, ClientRecord, LeaseRecord, Page,
 };
+use fdbroker_protocol::{ErrorCode, Kind};
 use fdbrokerd::limits::ADMIN_SLOTS_SCANNED;
 use std::collections::{BTreeMap, HashSet};
 
@@ -83,6 +83,23 @@ fn allocations_when_most_slots_are_free_again_then_short_pages_and_none_is_misse
     assert_eq!(page.next_cursor.get(), ADMIN_SLOTS_SCANNED);
     let found: Vec<u32> = admin.allocations().iter().map(|record| record.slot.get()).collect();
     assert_eq!(found, [last.id().slot]);
+}
+
+#[test]
+fn unregister_soon_when_one_by_one_then_settle_waits_for_all() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 600);
+    let client = broker.client("client");
+    for one in &owner.registrations {
+        owner.client.unregister_soon([one]);
+        // What has ended is left as it is.
+        owner.client.unregister_soon([one]);
+    }
+    owner.client.settle(patience()).expect("served");
+    let status = broker.status();
+    assert_eq!((status.uses.allocations.now.get(), status.gauges.stored_fds.get()), (0, 0));
+    let error = client.acquire(&owner.handle(599), patience()).expect_err("it has ended");
+    assert_eq!(error.code, ErrorCode::Stale);
 }
 
 #[test]

@@ -73,22 +73,18 @@ pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
         let early = follows.early.map(|it| client.take_early(it, Deadline::after(CLOSE_TIMEOUT)));
         let made = early.and_then(Result::ok);
-        end_registrations(client, follows.registrations.into_iter().chain(made).collect());
+        client.unregister_soon(follows.registrations.into_iter().chain(made));
     }
     follows.handles.into_iter().for_each(driver::release);
     if let Some(client) = client.filter(|_| follows.is_closing) {
-        // Whether the memory is the device's again or not: the call has ended it.
-        let _ = settle(client);
+        // One wait is for all that has ended before. Whether the memory is the device's again after
+        // it or not: the call has ended it.
+        let ends = records().ends();
+        if settle(client).is_ok() {
+            records().note_settled(ends);
+        }
     }
     drop(follows.leases);
-}
-
-/// Ends registrations. What the broker answers changes nothing: it may have ended them before, and
-/// one that is gone has.
-pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
-    if !registrations.is_empty() {
-        let _ = client.unregister_many(&registrations, Deadline::after(CLOSE_TIMEOUT));
-    }
 }
 
 /// Closes a number once. `false`: this process has none of it.
@@ -99,8 +95,8 @@ pub fn close(client: &Client, number: VirtualFd) -> bool {
         Close::Unknown => return false,
         Close::Counted => {}
         Close::Last(id, registration) => {
-            end_registrations(client, vec![registration]);
-            let follows = records().unpin(id);
+            client.unregister_soon([registration]);
+            let follows = records().end_close(id);
             follow(follows, Some(client));
         }
     }

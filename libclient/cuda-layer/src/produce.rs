@@ -3,7 +3,7 @@
 
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::memory::{end_registrations, export as export_below, follow, records};
+use crate::memory::{export as export_below, follow, records};
 use crate::records::{Begun, Id, Pinned, Release};
 use crate::result::{
     CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
@@ -210,7 +210,7 @@ fn export_next(client: &Client, after: Id) {
 fn take_early(client: &Client, early: EarlyRegistration) -> Option<(VirtualFd, Registration)> {
     let registration = client.take_early(early, soon()).ok()?;
     if !client.is_current(registration.id()) {
-        end_registrations(client, vec![registration]);
+        client.unregister_soon([registration]);
         return None;
     }
     numbered(client, registration).ok()
@@ -231,7 +231,7 @@ fn deposit_of(memory: Pinned) -> Deposit {
 fn enter(client: &Client, id: Id, (number, registration): (VirtualFd, Registration)) -> RawFd {
     let is_current = |one: &Registration| client.is_current(one.id());
     let (number, surplus) = records().enter_export(id, number, registration, is_current);
-    end_registrations(client, surplus.into_iter().collect());
+    client.unregister_soon(surplus);
     number.number()
 }
 
@@ -242,7 +242,7 @@ fn numbered(
     match registration.virtual_fd() {
         Some(number) => Ok((number, registration)),
         None => {
-            end_registrations(client, vec![registration]);
+            client.unregister_soon([registration]);
             let context = "the broker has more slots than virtual fds (limits.max_slots)";
             Err(Error::new(ErrorCode::NotSupported, context))
         }

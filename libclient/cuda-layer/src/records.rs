@@ -21,6 +21,9 @@ use std::collections::{BTreeMap, HashMap};
 /// A record's number, which is never used again in this process.
 pub type Id = u64;
 
+/// The number of an end that the broker may not have been told of: no count comes up to it.
+const UNTOLD: u64 = u64::MAX;
+
 /// The memory of one process. `R`: a registration at the broker; `E`: one whose answer is still to
 /// be taken; `L`: a lease.
 pub struct Records<R, E, L> {
@@ -33,6 +36,10 @@ pub struct Records<R, E, L> {
     /// there.
     row_end: Option<u64>,
     early: Option<(Id, E)>,
+    /// Ends of registrations that the broker was told of, and of these those whose fds it is known
+    /// to have closed.
+    ends: u64,
+    settled: u64,
 }
 
 /// A range of addresses that shows a record's memory.
@@ -60,8 +67,9 @@ struct Record<R, L> {
     /// Where it was mapped last; it may not be any more.
     base: u64,
     exports: Vec<Export<R>>,
-    /// A registration of it has ended, and the broker may be closing its fd.
-    is_closing: bool,
+    /// The last end of a registration of it, as [`Records::ends`] counts them: the broker may be
+    /// closing its fd. 0: none has ended; [`UNTOLD`]: the broker may not have been told yet.
+    ended: u64,
     /// Exports, recalls and ends under way.
     pins: u64,
     /// Releases under way in the driver.
@@ -115,7 +123,7 @@ pub enum Close<R> {
     /// This process has none of it.
     Unknown,
     Counted,
-    /// It was the last one: to be ended. The record is pinned.
+    /// It was the last one: to be ended. The record is pinned; [`Records::end_close`] follows.
     Last(Id, R),
 }
 
@@ -169,6 +177,8 @@ impl<R, E, L> Default for Records<R, E, L> {
             last_id: 0,
             row_end: None,
             early: None,
+            ends: 0,
+            settled: 0,
         }
     }
 }
@@ -182,7 +192,7 @@ impl<R, L> Default for Record<R, L> {
             maps: 0,
             base: 0,
             exports: Vec::new(),
-            is_closing: false,
+            ended: 0,
             pins: 0,
             releases: 0,
             leases: Vec::new(),
@@ -317,7 +327,7 @@ impl<R, E, L> Records<R, E, L> {
         }
         if let Some((_, early)) = self.early.take_if(|(of, _)| *of == id) {
             done.early = Some(early);
-            self.record(id).is_closing = true;
+            self.record(id).ended = UNTOLD;
         }
         let record = self.record(id);
         if let Some(held) = record.held.take() {
@@ -327,9 +337,10 @@ impl<R, E, L> Records<R, E, L> {
         }
         let record = self.record(id);
         if record.maps == 0 && record.releases == 0 {
-            done.is_closing = record.is_closing;
+            let ended = record.ended;
             done.leases = std::mem::take(&mut record.leases);
             self.by_id.remove(&id);
+            done.is_closing = ended > self.settled;
         }
         done
     }
@@ -460,7 +471,7 @@ impl<R, E, L> Records<R, E, L> {
     fn give_up(&mut self, early: Option<(Id, E)>) -> Done<R, E, L> {
         let Some((id, early)) = early else { return Done::default() };
         // It has the program's references still: else it would have gone with them.
-        self.record(id).is_closing = true;
+        self.record(id).ended = UNTOLD;
         Done { early: Some(early), ..Done::default() }
     }
 
@@ -491,7 +502,7 @@ impl<R, E, L> Records<R, E, L> {
         if let Some(faster) = faster {
             faster.opens += 1;
             let number = faster.number;
-            self.record(id).is_closing = true;
+            self.record(id).ended = UNTOLD;
             return (number, Some(registration));
         }
         exports.push(Export { number, opens: 1, registration });
@@ -510,10 +521,28 @@ impl<R, E, L> Records<R, E, L> {
             return Close::Counted;
         }
         record.pins += 1;
-        record.is_closing = true;
         let export = record.exports.remove(place);
         self.by_number.remove(&number);
         Close::Last(id, export.registration)
+    }
+
+    /// The broker was told of the close of a last number.
+    pub fn end_close(&mut self, id: Id) -> Done<R, E, L> {
+        self.ends += 1;
+        let ends = self.ends;
+        let record = self.record(id);
+        record.ended = record.ended.max(ends);
+        self.unpin(id)
+    }
+
+    /// How many ends the broker was told of.
+    pub fn ends(&self) -> u64 {
+        self.ends
+    }
+
+    /// It has closed its fds of the first so many.
+    pub fn note_settled(&mut self, ends: u64) {
+        self.settled = self.settled.max(ends);
     }
 
     /// Pins a record for a recall, and answers a handle to export. `None`: the memory is gone.

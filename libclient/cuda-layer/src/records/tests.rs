@@ -51,7 +51,7 @@ fn really_released(records: &mut Of, handle: CuMemHandle) -> DoneOf {
 
 fn close(records: &mut Of, index: i32) -> DoneOf {
     match records.begin_close(number(index)) {
-        Close::Last(id, _) => records.unpin(id),
+        Close::Last(id, _) => records.end_close(id),
         Close::Counted => Done::default(),
         Close::Unknown => panic!("not known"),
     }
@@ -111,6 +111,28 @@ fn number_when_all_is_released_and_unmapped_then_it_keeps_the_memory() {
     assert_eq!(records.begin_recall(id), Some(A));
     assert_eq!(records.unpin(id), Done::default());
     assert_eq!(close(&mut records, 0), Done { handles: vec![A], ..closing() });
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn release_when_the_broker_has_closed_what_ended_before_then_nothing_is_waited_for() {
+    let mut records = Of::default();
+    for (index, handle) in (0..).zip([A, B, C]) {
+        records.create(handle, SIZE);
+        exported(&mut records, handle, index);
+    }
+    let ends = records.ends();
+    assert_eq!(
+        [close(&mut records, 0), close(&mut records, 1)],
+        [Done::default(), Done::default()]
+    );
+    assert_eq!(records.ends(), ends + 2);
+    assert_eq!(really_released(&mut records, A), closing());
+    records.note_settled(records.ends());
+    assert_eq!(close(&mut records, 2), Done::default());
+    assert_eq!(really_released(&mut records, B), Done::default());
+    // It has ended since.
+    assert_eq!(really_released(&mut records, C), closing());
     assert!(is_empty(&records));
 }
 
