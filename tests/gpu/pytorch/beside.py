@@ -106,6 +106,22 @@ def outages(bench):
     bench.layered(name, lines, 256)
 
 
+def weights(bench):
+    """The same weights in eight processes, by name and from a file."""
+    lines = bench.run("weights", ["--program", "weights.py", "--fds", 1024], 256, PATIENCE_S)
+    said, codes = bench.of(lines, "weights"), bench.of(lines, "exit")
+    bench.book.check("weights: every byte is right in eight processes, by name and from the file",
+                     said and not said[0]["wrong"] and codes and codes[0]["codes"] == [0], lines)
+    bench.left("weights", lines, 256)
+    if not said:
+        return
+    found = said[0]
+    bench.book.check("weights: by name they are in memory once", found["name_gib"] < 1.1 * found["gib"], found)
+    if found["without"]:
+        print(f"not run: weights from a file: python3 has no {found['without']}", flush=True)
+    bench.device_rows.append(("weights", found))
+
+
 def groups(bench, what, size):
     """A process on each GPU."""
     # NCCL's own allocator makes what it registers, if PyTorch's segments do not.

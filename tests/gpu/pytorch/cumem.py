@@ -137,7 +137,13 @@ class Second:
         self.lines = ours.makefile("rw")
 
     def ask(self, **order):
+        self.tell(**order)
+        return self.hear()
+
+    def tell(self, **order):
         print(json.dumps(order), file=self.lines, flush=True)
+
+    def hear(self):
         line = self.lines.readline()
         if not line:
             raise RuntimeError(f"the second process has ended: {self.process.wait(PATIENCE_S)}")

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 PATIENCE_S = 240
 # Device memory that other things than tensors may take meanwhile.
 MIB_BACK = 512
-BESIDE = {"loader": beside.loader, "sleep": beside.sleep, "checkpoint": beside.checkpoint, "outages": beside.outages}
+BESIDE = {"loader": beside.loader, "sleep": beside.sleep, "checkpoint": beside.checkpoint, "outages": beside.outages, "weights": beside.weights}
 PARTS = ["turns", "many", "queues", "both", *BESIDE]
 # These need two GPUs.
 GROUP_PARTS = ["windows", "nvshmem", "ddp", "fsdp", "names"]
@@ -268,20 +268,20 @@ def table(rows):
 def device_table(rows):
     for name, rank in rows:
         figures = [f"{key} {value}" for key, value in rank.items()
-                   if key.endswith(("_us", "_ms", "_fds", "_mib", "seconds", "opened", "grants", "deposits"))]
+                   if key.endswith(("_us", "_ms", "_fds", "_mib", "_gib", "seconds", "opened", "grants", "deposits"))]
         print(f"{name:<56}" + ", ".join(figures))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of the programs")
-    parser.add_argument("--gib", type=int, default=64, help="device memory to share [64]")
+    parser.add_argument("--gib", type=int, default=32, help="device memory to share [32]")
     parser.add_argument("--gpus", type=int, choices=[2, 4], default=2, help="of the parts that need several [2]")
     parser.add_argument("--part", action="append", choices=PARTS + DEVICE_PARTS,
                         help=f"run this alone; by default {', '.join(PARTS)}, which need one GPU")
     inner = parser.add_argument_group("the inner part, which the program starts by itself")
     inner.add_argument("--ranks", action="store_true")
-    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py", "loader.py", "asleep.py", "frozen.py"])
+    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py", "loader.py", "asleep.py", "frozen.py", "weights.py"])
     inner.add_argument("--what", choices=DEVICE_PARTS)
     inner.add_argument("--expandable", choices=["on", "off"])
     inner.add_argument("--size", type=int, default=2)
