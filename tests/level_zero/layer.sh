@@ -128,18 +128,6 @@ else
   bad "loader closed: it does not build"
 fi
 
-# What a newer loader's tables have, and none here.
-if [ "$ZE_TEST_LOADER" = 1.8.12 ]; then
-  if gcc -Wall -Werror -o "$work/newer" "$here/newer.c" -Wl,--no-as-needed -l:libze_loader.so.1; then
-    ends "tables of 1.15: handles with properties" 0 "handed out once" \
-      "$fdbroker" run -- "$work/newer" "$ZE_ENABLE_ALT_DRIVERS" "$layer"
-    ends "tables of 1.15, no broker: the driver's own handle" 1 "= 0x78000004" \
-      env "$no_broker" "$work/newer" "$ZE_ENABLE_ALT_DRIVERS" "$layer"
-  else
-    bad "tables of 1.15: it does not build"
-  fi
-fi
-
 # Without a broker all cases of ze-test-client, which knows the driver's rules, must pass unchanged.
 cases "no broker" "${by_hand[@]}" "$no_broker" "$unmodified" no-broker
 cases "no broker" "${by_hand[@]}" "$no_broker" "$client"

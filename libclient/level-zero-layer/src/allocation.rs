@@ -4,8 +4,8 @@
 use crate::below;
 use crate::key::{Bytes, fd_of};
 use fdbroker_client::{ErrorCode, Gpu, level_zero};
+use fdbroker_scm::File;
 use level_zero_sys::*;
-use nix::sys::stat::fstat;
 use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -152,20 +152,16 @@ impl Held {
 pub struct DriversFd {
     number: RawFd,
     /// The file behind it; `None`: there was none.
-    file: Option<FileId>,
+    file: Option<File>,
 }
 
 impl DriversFd {
     pub fn new(number: RawFd) -> Self {
-        DriversFd { number, file: borrowed(number).and_then(FileId::of) }
+        DriversFd { number, file: borrowed(number).and_then(File::of) }
     }
 
     pub fn number(&self) -> RawFd {
         self.number
-    }
-
-    pub fn file(&self) -> Option<FileId> {
-        self.file
     }
 
     /// A duplicate.
@@ -175,21 +171,8 @@ impl DriversFd {
     /// now.
     pub fn duplicate(&self) -> Result<OwnedFd, ErrorCode> {
         let copy = duplicate(self.number)?;
-        let file = FileId::of(copy.as_fd()).ok_or(ErrorCode::Stale)?;
-        if Some(file) == self.file { Ok(copy) } else { Err(ErrorCode::Stale) }
-    }
-}
-
-/// Device and inode of a file, equal in every duplicate of an fd: stat(2).
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FileId {
-    device: libc::dev_t,
-    inode: libc::ino_t,
-}
-
-impl FileId {
-    fn of(fd: BorrowedFd<'_>) -> Option<Self> {
-        fstat(fd).ok().map(|file| FileId { device: file.st_dev, inode: file.st_ino })
+        let is_it = self.file.is_some() && File::of(copy.as_fd()) == self.file;
+        if is_it { Ok(copy) } else { Err(ErrorCode::Stale) }
     }
 }
 

@@ -49,8 +49,6 @@ pub static DEVICE_PLACE: Below<ze_pfnDevicePciGetPropertiesExt_t> =
     Below::new(c"zeDevicePciGetPropertiesExt");
 pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");
 pub static GET: Below<ze_pfnMemGetIpcHandle_t> = Below::new(c"zeMemGetIpcHandle");
-pub static GET_WITH_PROPERTIES: Below<ze_pfnMemGetIpcHandleWithProperties_t> =
-    Below::new(c"zeMemGetIpcHandleWithProperties");
 pub static GET_TILES: Below<zex_pfnMemGetIpcHandles_t> = Below::new(c"zexMemGetIpcHandles");
 pub static OPEN_TILES: Below<zex_pfnMemOpenIpcHandles_t> = Below::new(c"zexMemOpenIpcHandles");
 pub static PUT: Below<ze_pfnMemPutIpcHandle_t> = Below::new(c"zeMemPutIpcHandle");

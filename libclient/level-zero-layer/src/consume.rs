@@ -1,4 +1,4 @@
-//! The consumer's side: zeMemOpenIpcHandle, imported fds, and the ends of opened memory.
+//! The consumer's side: zeMemOpenIpcHandle, and the ends of opened memory.
 //! Must never open memory whose allocation has ended, keep an fd, or close the program's fd.
 
 use crate::below::{self, MISSING};
@@ -12,7 +12,7 @@ use fdbroker_layer::{Fetched, info_of, lease_of};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
@@ -104,7 +104,7 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
     let number = fd_of(&handle);
     match VirtualFd::new(number).filter(|_| below::is_interposed()) {
         Some(fd) => ready_grant(acquire(fd)?, Some(handle)),
-        None => Ok(Ready { hold: hold_of(number), ..Ready::plain(handle) }),
+        None => Ok(Ready { hold: lease_of(number), ..Ready::plain(handle) }),
     }
 }
 
@@ -112,7 +112,7 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
 ///
 /// # Errors
 /// The code for the program.
-pub fn acquire(fd: VirtualFd) -> Result<Fetched, ze_result_t> {
+fn acquire(fd: VirtualFd) -> Result<Fetched, ze_result_t> {
     let broker = broker::awaited().ok_or(INVALID)?;
     let granted = broker::patiently(|deadline| broker.acquire_number(fd, deadline));
     granted.map_err(|error| {
@@ -163,11 +163,6 @@ fn ready_fetched(handle: Bytes) -> Ready {
 /// Zero's.
 fn drivers_handle(info: &AllocationInfo) -> Option<Bytes> {
     Bytes::try_from(info.driver_data.as_bytes()).ok()
-}
-
-/// The hold of an fd that the program hands to the driver by itself.
-pub fn hold_of(fd: RawFd) -> Option<Hold> {
-    lease_of(fd)
 }
 
 /// Opens one handle at `pointer`.

@@ -3,8 +3,8 @@
 //! it.
 //!
 //! **Layers** (tests/layers checks them): `below, guard, key, limits, mapped, opened <-
-//! allocation <- kept, produced, say <- broker <- retire <- consume, produce <- external, pools,
-//! tiles <- entry <- preload, tables`.
+//! allocation <- kept, produced, say <- broker <- retire <- consume, produce <- pools, tiles <-
+//! entry <- preload, tables`.
 //!
 //! Two ways in, one code path:
 //!
@@ -20,10 +20,8 @@
 //!
 //! | call | what the layer does |
 //! |---|---|
-//! | zeMemGetIpcHandle, ...WithProperties, zexMemGetIpcHandles | deposits the driver's fd at the broker, once per allocation, and answers a [`key::Key`] |
-//! | zeMemGetAllocProperties with an fd to export | the same, and answers the virtual fd |
+//! | zeMemGetIpcHandle, zexMemGetIpcHandles | deposits the driver's fd at the broker, once per allocation, and answers a [`key::Key`] |
 //! | zeMemOpenIpcHandle, zexMemOpenIpcHandles | acquires the key's fd, has the driver open its own handle with it, closes the fd, keeps the lease |
-//! | zeMemAllocDevice, zeMemAllocHost with an fd to import | the same for a virtual fd |
 //! | all that allocate memory | a moment's patience with a full card: the broker may still be closing what has ended |
 //! | zeMemGetIpcHandleFromFileDescriptorExp and back | translates between keys and virtual fds |
 //! | zeMemCloseIpcHandle, zeMemFree(Ext) of opened memory | gives the lease back |
@@ -52,8 +50,8 @@
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!
 //! **Locks.** One each for [`produced`], [`opened`], [`mapped`] and [`kept`]; none is taken while
-//! another is held, and none is held over a call of the driver's (but for the first import of an
-//! fd, [`external`]). A child of fork(2) starts anew, see [`broker`].
+//! another is held, and none is held over a call of the driver's. A child of fork(2) starts anew,
+//! see [`broker`].
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod allocation;
@@ -61,7 +59,6 @@ mod below;
 mod broker;
 mod consume;
 mod entry;
-mod external;
 mod guard;
 mod kept;
 mod key;

@@ -7,12 +7,12 @@ use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::consume;
 use crate::guard::{beside, guard};
-use crate::kept;
+use crate::kept::{self, Kept};
 use crate::key::{Bytes, fd_of, with_fd};
 use crate::limits::RETIRE_TIMEOUT;
 use crate::produce::say_why;
 use fdbroker_client::level_zero::kind_of;
-use fdbroker_client::{Deadline, Deposit, Error, Facts};
+use fdbroker_client::{Deadline, Deposit, Error, Facts, Registration};
 use fdbroker_layer::REGISTER_TIMEOUT;
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
@@ -20,14 +20,14 @@ use std::os::fd::AsRawFd;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// A handle that the driver has just made for `owner`, with a virtual fd in the place of its fd.
+/// The handle that the driver has just made for a pool, with a virtual fd in the place of its fd.
 /// Where that is not possible the handle stays.
-fn exchanged(owner: usize, handle: Bytes) -> Bytes {
+fn exchanged(pool: usize, handle: Bytes) -> Bytes {
     if !below::is_interposed() {
         return handle;
     }
     let Some(broker) = broker::awaited() else { return handle };
-    match broker.name(owner, &handle) {
+    match broker.name(pool, &handle) {
         Ok(fd) => fd.map_or(handle, |fd| with_fd(handle, fd.number())),
         Err(error) => {
             say_why(&error);
@@ -37,18 +37,17 @@ fn exchanged(owner: usize, handle: Bytes) -> Bytes {
 }
 
 impl Broker {
-    /// The virtual fd for an fd that the driver keeps; `None`: there is no such fd, or the broker
-    /// has no number left.
-    fn name(&self, owner: usize, handle: &Bytes) -> Result<Option<VirtualFd>, Error> {
-        let Some(fd) = open_fd(handle) else { return Ok(None) };
-        let drivers = DriversFd::new(fd.as_raw_fd());
-        let (Some(file), Some(size_bytes)) = (drivers.file(), bytes_of(fd)) else {
+    /// The virtual fd for the fd that the driver keeps for a pool; `None`: there is no such fd, or
+    /// the broker has no number left.
+    fn name(&self, pool: usize, handle: &Bytes) -> Result<Option<VirtualFd>, Error> {
+        let Some((fd, size_bytes)) = open_fd(handle).and_then(|fd| Some((fd, bytes_of(fd)?)))
+        else {
             return Ok(None);
         };
         let mut kept = self.kept();
-        let is_good = |it: &fdbroker_client::Registration| self.client.is_current(it.id());
-        if let Some(known) = kept.known(file, owner, is_good) {
-            return Ok(Some(known));
+        let known = kept.of_pool(pool).map(|kept| &kept.registration);
+        if let Some(known) = known.filter(|it| self.client.is_current(it.id())) {
+            return Ok(known.virtual_fd());
         }
         let id = kept.next_id();
         drop(kept);
@@ -61,25 +60,25 @@ impl Broker {
         let register = || self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT));
         let registration = broker::through_outage(register)?;
         let number = registration.virtual_fd();
-        let replaced = self.kept().add(file, (id, drivers), owner, registration);
+        let fd = DriversFd::new(fd.as_raw_fd());
+        let replaced = self.kept().add(pool, Kept { id, fd, registration });
         // Another thread was as fast, or the broker had ended it.
-        self.unregister(replaced);
+        replaced.iter().for_each(|it| self.unregister(it));
         Ok(number)
     }
 
-    fn unregister(&self, ended: impl IntoIterator<Item = fdbroker_client::Registration>) {
-        for registration in ended {
-            // Ended already, or by the broker's own end.
-            let _ = self.client.unregister_within(&registration, Deadline::after(RETIRE_TIMEOUT));
-        }
+    fn unregister(&self, registration: &Registration) {
+        // Ended already, or by the broker's own end.
+        let _ = self.client.unregister_within(registration, Deadline::after(RETIRE_TIMEOUT));
     }
 }
 
 /// Ends what a pool has exported, before it is destroyed.
-fn forget(owner: usize) {
-    if let Some(broker) = broker::known() {
-        let ended = broker.kept().end_of(owner);
-        broker.unregister(ended);
+fn forget(pool: usize) {
+    if let Some(broker) = broker::known()
+        && let Some(ended) = { broker.kept().end_of(pool) }
+    {
+        broker.unregister(&ended);
     }
 }
 

@@ -2,7 +2,7 @@
 //! this library: the dynamic linker may find the loader's instead.
 
 use crate::below::{self, Below};
-use crate::{consume, entry, external, pools, produce};
+use crate::{consume, entry, pools, produce};
 use level_zero_sys::*;
 use std::ffi::{c_char, c_void};
 
@@ -27,7 +27,7 @@ macro_rules! exports {
 type Context = ze_context_handle_t;
 
 exports! {
-    fn zeMemGetIpcHandle = entry::get,
+    fn zeMemGetIpcHandle = produce::get,
         (context: Context, pointer: *const c_void, handle: *mut ze_ipc_mem_handle_t);
     fn zeMemPutIpcHandle = produce::put, (context: Context, handle: ze_ipc_mem_handle_t);
     fn zeMemOpenIpcHandle = consume::open,
@@ -37,16 +37,10 @@ exports! {
     fn zeMemFree = entry::free, (context: Context, pointer: *mut c_void);
     fn zeMemFreeExt = entry::free_ext,
         (context: Context, desc: *const ze_memory_free_ext_desc_t, pointer: *mut c_void);
-    fn zeMemGetIpcHandleWithProperties = entry::get_with_properties,
-        (context: Context, pointer: *const c_void, properties: *mut c_void,
-         handle: *mut ze_ipc_mem_handle_t);
     fn zeMemGetFileDescriptorFromIpcHandleExp = produce::fd_of_handle,
         (context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64);
     fn zeMemGetIpcHandleFromFileDescriptorExp = produce::handle_of_fd,
         (context: Context, fd: u64, handle: *mut ze_ipc_mem_handle_t);
-    fn zeMemGetAllocProperties = external::properties,
-        (context: Context, pointer: *const c_void,
-         properties: *mut ze_memory_allocation_properties_t, device: *mut ze_device_handle_t);
     fn zeMemAllocDevice = entry::alloc_device,
         (context: Context, desc: *const ze_device_mem_alloc_desc_t, size: usize, alignment: usize,
          device: ze_device_handle_t, out: *mut *mut c_void);

@@ -1,4 +1,4 @@
-//! The producer's side: zeMemGetIpcHandle, its other forms, and zeMemPutIpcHandle. Must never Put a
+//! The producer's side: zeMemGetIpcHandle and zeMemPutIpcHandle, and the fd of a handle. Must never Put a
 //! handle that the program has and that names the driver's fd, nor close that fd.
 
 use crate::allocation::{Allocation, Held, bytes_of, id_of, open_fd};
@@ -18,29 +18,30 @@ use std::os::fd::BorrowedFd;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// One Get, in whichever way the program makes it: `below` has the driver export.
-///
 /// # Safety
-/// `handle` is null, or valid for a write.
-pub unsafe fn get(
+/// As zeMemGetIpcHandle.
+pub unsafe extern "C" fn get(
     context: ze_context_handle_t,
     pointer: *const c_void,
     handle: *mut ze_ipc_mem_handle_t,
-    below: impl FnOnce() -> ze_result_t,
 ) -> ze_result_t {
-    if !handle.is_null()
-        && let Some(key) = known_key(context, pointer)
-    {
+    let Some(below) = below::GET.get() else { return MISSING };
+    guard(|| {
+        if !handle.is_null()
+            && let Some(key) = known_key(context, pointer)
+        {
+            // SAFETY: the caller's promise.
+            unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(key.to_bytes()) };
+            return SUCCESS;
+        }
         // SAFETY: the caller's promise.
-        unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(key.to_bytes()) };
-        return SUCCESS;
-    }
-    let code = below();
-    if code == SUCCESS && !handle.is_null() {
-        // SAFETY: the caller's promise; the driver has just written it.
-        unsafe { exchange(context, pointer, 0, &mut *handle) };
-    }
-    code
+        let code = unsafe { below(context, pointer, handle) };
+        if code == SUCCESS && !handle.is_null() {
+            // SAFETY: the caller's promise; the driver has just written it.
+            unsafe { exchange(context, pointer, 0, &mut *handle) };
+        }
+        code
+    })
 }
 
 /// The key of memory that is exported already. No message, no system call.

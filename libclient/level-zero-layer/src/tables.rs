@@ -3,7 +3,7 @@
 //! the table ends before it.
 
 use crate::below::{self, Below};
-use crate::{broker, consume, entry, external, pools, produce};
+use crate::{broker, consume, entry, pools, produce};
 use level_zero_sys::*;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -38,10 +38,10 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
         between!(table.pfnAllocDevice, below::ALLOC_DEVICE, entry::alloc_device);
         between!(table.pfnAllocHost, below::ALLOC_HOST, entry::alloc_host);
         between!(table.pfnAllocShared, below::ALLOC_SHARED, entry::alloc_shared);
-        between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, external::properties);
+        keep(&below::ALLOC_PROPERTIES, (*table).pfnGetAllocProperties);
         keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
         between!(table.pfnFree, below::FREE, entry::free);
-        between!(table.pfnGetIpcHandle, below::GET, entry::get);
+        between!(table.pfnGetIpcHandle, below::GET, produce::get);
         between!(table.pfnOpenIpcHandle, below::OPEN, consume::open);
         between!(table.pfnCloseIpcHandle, below::CLOSE, entry::close);
         if version >= V1_3 {
@@ -49,14 +49,6 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
         }
         if version >= V1_6 {
             between!(table.pfnPutIpcHandle, below::PUT, produce::put);
-        }
-        if version >= ZE_API_VERSION_1_15.0 {
-            let table = table.cast::<ze_mem_dditable_1_15_t>();
-            between!(
-                table.pfnGetIpcHandleWithProperties,
-                below::GET_WITH_PROPERTIES,
-                entry::get_with_properties
-            );
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The driver's functions that programs ask for by name. Must never give a function for another
 //! driver's of the same name.
 
-use super::memory;
 use crate::below::{self, MISSING};
 use crate::guard::beside;
 use crate::tiles;
@@ -43,6 +42,5 @@ fn replace(name: &CStr, function: &mut *mut c_void) {
     replace! {
         GET_TILES = tiles::get;
         OPEN_TILES = tiles::open;
-        GET_WITH_PROPERTIES = memory::get_with_properties;
     }
 }

@@ -28,11 +28,6 @@ pub enum Order {
     KeepHandle,
     /// Open the kept handles and this one as the tiles of one allocation.
     OpenTiles,
-    /// Import `number` bytes by the fd number in the handle.
-    ImportNumber,
-    /// Import `number` bytes of the fd that the starter of the peer has under the number in the
-    /// handle.
-    ImportFetched,
     /// Open the handle of an event pool.
     OpenPool,
     /// The same, with the fd that process `number` has under the number in it.
@@ -61,7 +56,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-pub const ORDERS: [Order; 26] = [
+pub const ORDERS: [Order; 24] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -73,8 +68,6 @@ pub const ORDERS: [Order; 26] = [
     Order::OpenNumberAlone,
     Order::KeepHandle,
     Order::OpenTiles,
-    Order::ImportNumber,
-    Order::ImportFetched,
     Order::OpenPool,
     Order::OpenPoolFetched,
     Order::ClosePool,

@@ -276,11 +276,6 @@ fn obey(
             handles.push(message.handle);
             *memory = gpu.open_tiles(&std::mem::take(handles))?;
         }
-        Order::ImportNumber => *memory = gpu.import_fd(handle_fd(message.handle), bytes)?,
-        Order::ImportFetched => {
-            let starter = usize::try_from(nix::unistd::getppid().as_raw())?;
-            (*memory, _) = import_fd(gpu, fetch(starter, handle_fd(message.handle))?, bytes)?;
-        }
         Order::OpenPool => *pool = gpu.open_pool(message.handle)?,
         Order::OpenPoolFetched => {
             let fd = fetch(bytes, handle_fd(message.handle))?;

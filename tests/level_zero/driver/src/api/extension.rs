@@ -1,6 +1,5 @@
 //! Functions that programs ask for by name. Must never answer one for another name.
 
-use super::memory;
 use crate::allocation::registry;
 use crate::answer::{Failure, answer};
 use crate::counters::{COUNTERS_FUNCTION, Counters, WHERE_FUNCTION};
@@ -99,23 +98,4 @@ unsafe extern "C" fn open_tiles(
     let done = done
         .and_then(|address| unsafe { give(out, ptr::without_provenance_mut::<c_void>(address)) });
     answer("zexMemOpenIpcHandles", done)
-}
-
-pub(super) unsafe extern "C" fn get_with_properties(
-    context: ze_context_handle_t,
-    address: *const c_void,
-    properties: *mut c_void,
-    handle: *mut ze_ipc_mem_handle_t,
-) -> ze_result_t {
-    // SAFETY: the specification's promise: null, or a chain.
-    let wanted = unsafe { find::<ze_ipc_mem_handle_type_ext_desc_t>(properties) };
-    let is_for_others = wanted.is_some_and(|wanted| {
-        wanted.typeFlags & ZE_IPC_MEM_HANDLE_TYPE_FLAG_FABRIC_ACCESSIBLE != 0
-    });
-    if is_for_others {
-        ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
-    } else {
-        // SAFETY: the specification's promise, which is the same.
-        unsafe { memory::get_ipc_handle(context, address, handle) }
-    }
 }

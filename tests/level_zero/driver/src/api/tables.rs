@@ -13,7 +13,6 @@ const V1_0: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_0;
 const V1_6: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_6;
 const V1_7: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_7;
 const V1_10: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_10;
-const V1_15: ze_api_version_t = ZE_API_VERSION_1_15;
 
 macro_rules! tables {
     ($($export:ident($table:ty) { $($since:ident: $($field:ident).+ = $function:expr;)* })*) => {$(
@@ -69,19 +68,18 @@ tables! {
         V1_0: pfnDestroy = context::destroy_context;
         V1_0: pfnGetStatus = context::status;
     }
-    zeGetMemProcAddrTable(ze_mem_dditable_1_15_t) {
-        V1_0: before.pfnAllocDevice = memory::alloc_device;
-        V1_0: before.pfnAllocHost = memory::alloc_host;
-        V1_0: before.pfnAllocShared = memory::alloc_shared;
-        V1_0: before.pfnFree = memory::free;
-        V1_0: before.pfnFreeExt = memory::free_ext;
-        V1_0: before.pfnGetAllocProperties = memory::alloc_properties;
-        V1_0: before.pfnGetAddressRange = memory::address_range;
-        V1_0: before.pfnGetIpcHandle = memory::get_ipc_handle;
-        V1_6: before.pfnPutIpcHandle = memory::put_ipc_handle;
-        V1_0: before.pfnOpenIpcHandle = memory::open_ipc_handle;
-        V1_0: before.pfnCloseIpcHandle = memory::close_ipc_handle;
-        V1_15: pfnGetIpcHandleWithProperties = extension::get_with_properties;
+    zeGetMemProcAddrTable(ze_mem_dditable_t) {
+        V1_0: pfnAllocDevice = memory::alloc_device;
+        V1_0: pfnAllocHost = memory::alloc_host;
+        V1_0: pfnAllocShared = memory::alloc_shared;
+        V1_0: pfnFree = memory::free;
+        V1_0: pfnFreeExt = memory::free_ext;
+        V1_0: pfnGetAllocProperties = memory::alloc_properties;
+        V1_0: pfnGetAddressRange = memory::address_range;
+        V1_0: pfnGetIpcHandle = memory::get_ipc_handle;
+        V1_6: pfnPutIpcHandle = memory::put_ipc_handle;
+        V1_0: pfnOpenIpcHandle = memory::open_ipc_handle;
+        V1_0: pfnCloseIpcHandle = memory::close_ipc_handle;
     }
     zeGetMemExpProcAddrTable(ze_mem_exp_dditable_t) {
         V1_6: pfnGetIpcHandleFromFileDescriptorExp = memory::ipc_handle_from_fd;

@@ -17,8 +17,6 @@ const TWO_TILES_OPAQUE: Switches = &[
     ("ZE_TEST_DRIVER_TILES", "two"),
     ("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"),
 ];
-const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
-const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
 
 const FULL_CARD: Switches = &[("ZE_TEST_DRIVER_FULL", "at-first")];
 
@@ -173,11 +171,7 @@ pub const CASES: &[Case] = cases! {
     "handles_of_tiles_when_passed_by_value_are_one_memory_legacy": Broker(ways::tiles), TWO_TILES;
     "handles_of_tiles_when_passed_by_value_are_one_memory_opaque": Broker(ways::tiles), TWO_TILES_OPAQUE;
     "handle_of_one_tile_when_asked_for_by_name_is_the_handle": Broker(ways::one_tile), LEGACY_POOL;
-    "external_fd_when_exported_holds_no_fd": Virtual(ways::export_fd), LEGACY;
-    "external_fd_when_imported_by_its_number_is_shared_driver_closes": Virtual(ways::import_number), DRIVER_CLOSES;
-    "external_fd_when_imported_by_its_number_is_shared_caller_closes": Virtual(ways::import_number), CALLER_CLOSES;
-    "external_fd_when_fetched_and_imported_is_shared_driver_closes": Virtual(ways::import_fetched), DRIVER_CLOSES;
-    "external_fd_when_fetched_and_imported_is_shared_caller_closes": Virtual(ways::import_fetched), CALLER_CLOSES;
+    "external_fd_when_exported_is_the_drivers_own": Broker(ways::external_fd), LEGACY;
     "handle_of_a_virtual_fd_when_asked_is_its_own": Virtual(ways::handle_of_fd), OPAQUE_POOL;
     "event_pool_when_passed_by_value_is_shared": Virtual(ways::event_pool), LEGACY;
     "event_pool_when_its_fd_is_fetched_is_shared": Virtual(ways::event_pool_fetched), OPAQUE;

@@ -4,21 +4,17 @@
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};
 use crate::fault::{Outcome, holds, refused, same};
-use crate::gpu::{Address, Gpu, handle_fd, is_virtual, pattern, with_fd};
-use crate::peer::{Order, Peer, count_fds};
+use crate::gpu::{Address, Gpu, handle_fd, is_virtual, pattern};
+use crate::peer::{Order, Peer};
 use crate::shapes::start_peer;
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways};
 use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
+use std::os::fd::BorrowedFd;
 
 fn written(gpu: &Gpu, exportable: bool) -> Result<Address, CallError> {
     let memory = gpu.allocate(BYTES, exportable)?;
     gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
     Ok(memory)
-}
-
-/// A handle of a number alone, which a peer is told.
-fn of_number(number: i32) -> ze_ipc_mem_handle_t {
-    with_fd(ze_ipc_mem_handle_t::default(), number)
 }
 
 /// The broker may be about to close fds of memory that has ended.
@@ -75,52 +71,18 @@ pub fn one_tile(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-pub fn export_fd(gpu: &Gpu) -> Outcome {
-    let first = written(gpu, true)?;
-    gpu.export_fd(first)?;
-    let before = count_fds()?;
+/// An fd for another driver is the driver's own, which any of the kernel's interfaces takes.
+pub fn external_fd(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
     let memory = written(gpu, true)?;
     let number = gpu.export_fd(memory)?;
-    holds(is_virtual(number), || format!("fd {number} is the driver's"))?;
-    same("the fd once more", gpu.export_fd(memory)?, number)?;
-    same("the fd of the handle", handle_fd(gpu.get(memory)?), number)?;
-    if has_put()? {
-        same("fds of this process", count_fds()?, before)?;
-    }
-    let host = gpu.allocate_host(BYTES)?;
-    let unsupported = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
-    refused("of host memory", gpu.export_fd(host), unsupported)?;
-    gpu.free(host)?;
-    gpu.free(first)?;
-    Ok(gpu.free(memory)?)
-}
-
-pub fn import_number(gpu: &Gpu) -> Outcome {
-    imported(gpu, Peer::start()?, Order::ImportNumber)
-}
-
-pub fn import_fetched(gpu: &Gpu) -> Outcome {
-    imported(gpu, start_peer()?, Order::ImportFetched)
-}
-
-/// Several times: the layer learns at the first import whether the driver closes the fd.
-fn imported(gpu: &Gpu, peer: Peer, order: Order) -> Outcome {
-    let memory = written(gpu, true)?;
-    let number = of_number(gpu.export_fd(memory)?);
-    let mut fds = Vec::new();
-    for _ in 0..3 {
-        peer.tell_with(order, BYTES, 0, number, None)??;
-        both_ways(gpu, &peer, memory)?;
-        broker::wait_for("a mapped lease", |counts| {
-            (counts.open_leases, counts.mapped_leases) == (0, 1)
-        })?;
-        fds.push(peer.number(Order::CountFds, 0, 0)?);
-        peer.tell(Order::Free, 0, 0)??;
-        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
-    }
-    holds(fds.iter().all(|count| *count == fds[0]), || format!("the peer's fds: {fds:?}"))?;
+    holds(!is_virtual(number), || format!("fd {number} is a virtual one"))?;
+    // SAFETY: the driver's fd, which lives until the memory is freed.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    peer.tell_with(Order::ImportFd, BYTES, 0, ze_ipc_mem_handle_t::default(), Some(fd))??;
+    both_ways(gpu, &peer, memory)?;
+    peer.tell(Order::Free, 0, 0)??;
     gpu.free(memory)?;
-    refused("after the free", peer.tell_with(order, BYTES, 0, number, None)?, INVALID)?;
     peer.finish()
 }
 
