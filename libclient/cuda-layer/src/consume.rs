@@ -8,11 +8,11 @@ use crate::result::{
     CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, Import, OPERATING_SYSTEM, SUCCESS,
 };
 use crate::say::{News, once};
-use fdbroker_layer::{SharedLease, lease_of};
+use fdbroker_layer::{ProgramsFd, SharedLease};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 /// # Safety
 /// As cuMemImportFromShareableHandle.
@@ -25,7 +25,7 @@ pub unsafe fn import(handle: *mut CuMemHandle, shareable: *mut c_void, kind: c_i
         Some(number) => unsafe { import_number(below, handle, shareable, number) },
         None => {
             // Before the driver has the fd: the program may close it on another thread.
-            let lease = fd.and_then(lease_of);
+            let lease = fd.and_then(ProgramsFd::of).map(|fd| fd.lease());
             // SAFETY: the caller's promise.
             unsafe { import_fd(below, handle, shareable, kind, lease) }
         }
@@ -44,8 +44,8 @@ unsafe fn import_number(
 ) -> CuResult {
     match broker::fetch(number) {
         Ok(fetched) => {
-            let real =
-                std::ptr::without_provenance_mut(fetched.fd.as_raw_fd().unsigned_abs() as usize);
+            let real = fetched.as_fd().as_raw_fd().unsigned_abs() as usize;
+            let real = std::ptr::without_provenance_mut(real);
             let lease = Some(fetched.lease());
             // SAFETY: the caller's promise; the fd stays ours.
             let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, lease) };

@@ -2,7 +2,7 @@
 //! ever, nor with a lock held.
 
 use crate::connection::{Connected, Connection, State, is_absent};
-use crate::kept::{self, Hidden};
+use crate::hidden::{self, Hidden};
 use crate::lease::{Fetched, OpenFd};
 use crate::patience::patiently;
 use fdbroker_client::{Deadline, Error, ErrorCode, Grant, Handle, own_fds};
@@ -10,15 +10,18 @@ use fdbroker_virtual_fds::{Granted, Lease, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
-        S::connection().fetch(number).map(Fetched::granted)
+        S::connection().fetch(number)?.granted()
     }
 
     fn hide(&self, fd: RawFd, lease: &Lease) -> Option<RawFd> {
-        lease.downcast_ref::<OpenFd>().and_then(|open| open.file).and_then(|_| kept::hide(fd))
+        let open = lease.downcast_ref::<OpenFd>().filter(|open| open.room > 0)?;
+        // It is kept already where another holds the lease, too.
+        (Arc::strong_count(lease) == 1 && open.file.is_some()).then(|| hidden::hide(fd))?
     }
 
     fn ended(&self, lease: Lease, hidden: Option<RawFd>) {
@@ -49,12 +52,12 @@ impl<S: State> Source for Connection<S> {
     }
 
     fn is_own(&self, fd: RawFd) -> bool {
-        own_fds::is_own(fd) || kept::is_hidden(fd)
+        own_fds::is_own(fd) || hidden::is_hidden(fd)
     }
 
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize {
         let count = own_fds::list(fds);
-        count + kept::list(&mut fds[count..])
+        count + hidden::list(&mut fds[count..])
     }
 
     fn has_used_driver(&self) -> bool {
@@ -114,8 +117,8 @@ impl<S> Connected<S> {
     ) -> Result<Fetched, Error> {
         // What the program has closed just now may be what it wants.
         fdbroker_virtual_fds::end_leases();
-        if let Some((fd, open)) = self.kept.take(|open| is_it(&open.handle)) {
-            return Ok(Fetched { fd, open });
+        if let Some(kept) = self.kept.lend(is_it) {
+            return Ok(kept);
         }
         let granted = acquire().inspect_err(|error| {
             if error.code == ErrorCode::NoQuota {

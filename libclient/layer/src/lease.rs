@@ -1,10 +1,13 @@
 //! The lease of a granted fd, and of the imports that a program makes of the fd. Must never end a
 //! lease while either lives.
 
+use crate::hidden::Hidden;
 use fdbroker_client::{AllocationInfo, Grant, Handle, Lease, lock};
 use fdbroker_scm::File;
-use fdbroker_virtual_fds::Granted;
-use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
+use fdbroker_virtual_fds::{Granted, let_go};
+use nix::errno::Errno;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
 /// A lease that the fd and its imports hold together. It is given back when the last of them drops
@@ -20,7 +23,7 @@ pub(crate) struct OpenFd {
     pub(crate) info: AllocationInfo,
     /// How many fds may be kept, this one among them; 0: it is not to be.
     pub(crate) room: usize,
-    /// What the fd is, if it may be kept.
+    /// What the fd is.
     pub(crate) file: Option<File>,
 }
 
@@ -39,12 +42,20 @@ impl Drop for OpenFd {
     }
 }
 
-/// A granted fd that the program has not got yet.
+/// A granted fd that the program has not got.
 #[derive(Debug)]
 pub struct Fetched {
     /// Closed before the lease is given back.
-    pub fd: OwnedFd,
+    pub(crate) fd: Fd,
     pub(crate) open: Arc<OpenFd>,
+}
+
+/// Where it comes from.
+#[derive(Debug)]
+pub(crate) enum Fd {
+    New(OwnedFd),
+    /// The layer keeps it.
+    Kept(Arc<Hidden>),
 }
 
 impl Fetched {
@@ -53,9 +64,10 @@ impl Fetched {
         let Grant { fd, lease, info } = grant;
         let room =
             if may_be_kept { usize::try_from(lease.room()).unwrap_or(usize::MAX) } else { 0 };
-        let file = if room > 0 { File::of(fd.as_fd()) } else { None };
+        let file = File::of(fd.as_fd());
         let lease = Arc::new(Mutex::new(lease));
-        Fetched { fd, open: Arc::new(OpenFd { lease, handle, info, room, file }) }
+        let open = Arc::new(OpenFd { lease, handle, info, room, file });
+        Fetched { fd: Fd::New(fd), open }
     }
 
     /// What the broker says of the allocation.
@@ -68,35 +80,102 @@ impl Fetched {
         Arc::clone(&self.open.lease)
     }
 
+    /// Gives it another number.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    pub fn renumber(&mut self) -> io::Result<()> {
+        self.fd = Fd::New(self.as_fd().try_clone_to_owned()?);
+        Ok(())
+    }
+
+    /// Makes it ready for a driver's call, which may close the fd or not: Intel's opens host memory
+    /// and event pools with it and closes it, and device memory and does not. It stays open.
+    #[must_use]
+    pub fn guarded(mut self) -> Self {
+        self.fd = match self.fd {
+            Fd::New(fd) => match Hidden::of(fd, self.open.file) {
+                Ok(hidden) => Fd::Kept(Arc::new(hidden)),
+                Err(fd) => Fd::New(fd),
+            },
+            kept => kept,
+        };
+        self
+    }
+
     /// Closes the fd, as if the program had it and closed it.
     pub fn close(self) {
-        fdbroker_virtual_fds::let_go(self.granted());
-    }
-
-    /// Somebody else has closed the fd.
-    pub fn closed(self) {
         let Fetched { fd, open } = self;
-        let _ = fd.into_raw_fd();
-        drop(open);
+        let is_kept = Arc::strong_count(&open) > 1;
+        let copy = match &fd {
+            Fd::Kept(hidden) if open.room > 0 && !is_kept => hidden.duplicate(),
+            _ => None,
+        };
+        match (fd, copy) {
+            (Fd::New(fd), _) if File::of(fd.as_fd()) != open.file => _ = fd.into_raw_fd(),
+            (Fd::New(fd), _) if open.room > 0 => let_go(Granted { fd, lease: open }),
+            (fd, None) => drop(fd),
+            (fd, Some(copy)) => {
+                drop(fd);
+                let_go(Granted { fd: copy, lease: open });
+            }
+        }
     }
 
-    pub(crate) fn granted(self) -> Granted {
-        Granted { fd: self.fd, lease: self.open }
+    /// For the program.
+    ///
+    /// # Errors
+    /// EMFILE: it has no free fd.
+    pub(crate) fn granted(self) -> Result<Granted, Errno> {
+        let fd = match self.fd {
+            Fd::New(fd) => fd,
+            Fd::Kept(hidden) => hidden.duplicate().ok_or(Errno::EMFILE)?,
+        };
+        Ok(Granted { fd, lease: self.open })
     }
 }
 
-/// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the
-/// fd, to be kept until the import ends.
-pub fn lease_of(fd: RawFd) -> Option<SharedLease> {
-    shared(&fdbroker_virtual_fds::lease_of(fd)?)
+impl AsFd for Fetched {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Fd::New(fd) => fd.as_fd(),
+            Fd::Kept(hidden) => hidden.as_fd(),
+        }
+    }
 }
 
-fn shared(lease: &fdbroker_virtual_fds::Lease) -> Option<SharedLease> {
-    lease.downcast_ref::<OpenFd>().map(|open| Arc::clone(&open.lease))
-}
+/// An fd that was granted to the program, by a virtual fd.
+#[derive(Debug)]
+pub struct ProgramsFd(Arc<OpenFd>);
 
-/// What the broker says of the allocation behind an fd that was granted for a virtual fd.
-pub fn info_of(fd: RawFd) -> Option<AllocationInfo> {
-    let lease = fdbroker_virtual_fds::lease_of(fd)?;
-    lease.downcast_ref::<OpenFd>().map(|open| open.info)
+impl ProgramsFd {
+    /// `None`: it is any other fd.
+    pub fn of(fd: RawFd) -> Option<Self> {
+        fdbroker_virtual_fds::lease_of(fd)?.downcast().ok().map(ProgramsFd)
+    }
+
+    /// What the broker says of the allocation.
+    pub fn info(&self) -> &AllocationInfo {
+        &self.0.info
+    }
+
+    /// Its lease, for a driver's function that imports the fd: to be kept until the import ends.
+    pub fn lease(&self) -> SharedLease {
+        Arc::clone(&self.0.lease)
+    }
+
+    /// The same at another number, for the time of a driver's call.
+    ///
+    /// # Errors
+    /// Those of fcntl(2).
+    pub fn duplicate(&self, fd: BorrowedFd<'_>) -> io::Result<Fetched> {
+        let fd = Fd::New(fd.try_clone_to_owned()?);
+        Ok(Fetched { fd, open: Arc::clone(&self.0) })
+    }
+
+    /// Whether `fd` still is what it was granted for, and that is this allocation, which lives.
+    pub fn serves(&self, fd: BorrowedFd<'_>, handle: &Handle) -> bool {
+        let is_it = self.0.handle.prefix == handle.prefix && self.0.is_current();
+        is_it && self.0.file.is_some() && File::of(fd) == self.0.file
+    }
 }

@@ -8,11 +8,11 @@ use crate::key::{Bytes, Key, fd_of, with_fd};
 use crate::opened::Hold;
 use crate::say::{News, once};
 use fdbroker_client::{AllocationInfo, Error, ErrorCode};
-use fdbroker_layer::{Fetched, info_of, lease_of};
+use fdbroker_layer::{Fetched, ProgramsFd};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
@@ -24,19 +24,16 @@ pub struct Ready {
     pub handle: Bytes,
     hold: Option<Hold>,
     fetched: Option<Fetched>,
-    /// A duplicate of the program's.
-    moved: Option<OwnedFd>,
 }
 
 impl Ready {
     /// As the program gave it.
     fn plain(handle: Bytes) -> Self {
-        Ready { handle, hold: None, fetched: None, moved: None }
+        Ready { handle, hold: None, fetched: None }
     }
 
     /// The hold of what is open now: the fd is closed first.
     pub fn opened(self) -> Option<Hold> {
-        drop(self.moved);
         self.fetched.into_iter().for_each(Fetched::close);
         self.hold
     }
@@ -54,8 +51,12 @@ pub fn ready(handle: Bytes) -> Result<Ready, ze_result_t> {
     }
 }
 
-/// What the broker says of a key counts, whatever fd the program has put into it.
+/// What the broker says of a key counts, whatever fd the program has put into it. It has said so
+/// already of one that the program has fetched by the key's virtual fd.
 fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
+    if let Some(ready) = ready_by_programs_fd(key) {
+        return Ok(ready);
+    }
     // What the driver can open by itself does not wait for a broker that is away.
     let is_alone = key.virtual_fd().is_some() && !key.has_programs_fd();
     let broker = if is_alone { broker::awaited() } else { broker::connected() };
@@ -66,9 +67,7 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
     });
     match tried.and_then(|outcome| outcome) {
         Ok(grant) => {
-            let driver = drivers_handle(grant.info()).and_then(|mut it| {
-                key.put_offset(&mut it, grant.info().facts.size_bytes).map(|()| it)
-            });
+            let driver = handle_of(key, grant.info());
             ready_grant(grant, driver)
         }
         Err(error) if broker::is_absent(&error) => {
@@ -80,6 +79,32 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
         }
         Err(error) => Err(refuse(&error)),
     }
+}
+
+/// One grant serves the program's pidfd_getfd(2) and this opening.
+fn ready_by_programs_fd(key: &Key) -> Option<Ready> {
+    let fetched = key.has_programs_fd().then(|| ProgramsFd::of(key.fd()))??;
+    // SAFETY: only looked at; it is used where it is what was granted.
+    let fd = unsafe { BorrowedFd::borrow_raw(key.fd()) };
+    let driver = handle_of(key, fetched.info()).filter(|_| fetched.serves(fd, &key.handle()))?;
+    with_programs_fd(driver, fd, &fetched)
+}
+
+/// The driver's handle at a key's offset in what the owner registered.
+fn handle_of(key: &Key, info: &AllocationInfo) -> Option<Bytes> {
+    let mut driver = drivers_handle(info)?;
+    key.put_offset(&mut driver, info.facts.size_bytes).map(|()| driver)
+}
+
+/// An fd of the program's in the driver's handle. The lease is the fd's and the import's together.
+fn with_programs_fd(driver: Bytes, fd: BorrowedFd<'_>, fetched: &ProgramsFd) -> Option<Ready> {
+    if fd_of(&driver) == fd.as_raw_fd() {
+        // Off the exporter's number, as in `ready_grant`.
+        let moved = fetched.duplicate(fd).ok()?;
+        return ready_grant(moved, Some(driver)).ok();
+    }
+    let handle = with_fd(driver, fd.as_raw_fd());
+    Some(Ready { hold: Some(fetched.lease()), ..Ready::plain(handle) })
 }
 
 /// Where no broker knows the key: the driver's handle, with the fd that the program has put into it
@@ -104,7 +129,10 @@ pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
     let number = fd_of(&handle);
     match VirtualFd::new(number).filter(|_| below::is_interposed()) {
         Some(fd) => ready_grant(acquire(fd)?, Some(handle)),
-        None => Ok(Ready { hold: lease_of(number), ..Ready::plain(handle) }),
+        None => {
+            let hold = ProgramsFd::of(number).map(|fd| fd.lease());
+            Ok(Ready { hold, ..Ready::plain(handle) })
+        }
     }
 }
 
@@ -130,33 +158,24 @@ fn ready_grant(mut fetched: Fetched, driver: Option<Bytes>) -> Result<Ready, ze_
         return Err(refuse(&Error::new(ErrorCode::BadHandle, context)));
     };
     // Off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
-    if fetched.fd.as_raw_fd() == fd_of(&driver) {
-        let moved = fetched.fd.try_clone();
-        fetched.fd = moved.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
+    if fetched.as_fd().as_raw_fd() == fd_of(&driver) {
+        fetched.renumber().map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
     }
-    let handle = with_fd(driver, fetched.fd.as_raw_fd());
-    Ok(Ready { handle, hold: Some(fetched.lease()), fetched: Some(fetched), moved: None })
+    let fetched = fetched.guarded();
+    let handle = with_fd(driver, fetched.as_fd().as_raw_fd());
+    Ok(Ready { handle, hold: Some(fetched.lease()), fetched: Some(fetched) })
 }
 
 /// A handle with an fd of the program's own. One that it has fetched by a virtual fd, alone in the
-/// handle, gets the rest of the driver's handle. The lease is the fd's and the import's together.
+/// handle, gets the rest of the driver's handle.
 fn ready_fetched(handle: Bytes) -> Ready {
-    let fd = fd_of(&handle);
-    let Some(lease) = lease_of(fd) else { return Ready::plain(handle) };
-    let plain = |handle| Ready { hold: Some(lease), ..Ready::plain(handle) };
+    let Some(fetched) = ProgramsFd::of(fd_of(&handle)) else { return Ready::plain(handle) };
     let is_alone = handle[4..].iter().all(|byte| *byte == 0);
-    match info_of(fd).filter(|_| is_alone).and_then(|info| drivers_handle(&info)) {
-        None => plain(handle),
-        Some(driver) if fd_of(&driver) != fd => plain(with_fd(driver, fd)),
-        // SAFETY: it has a lease: the program has it open.
-        Some(driver) => match unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned() {
-            Ok(moved) => {
-                let handle = with_fd(driver, moved.as_raw_fd());
-                Ready { moved: Some(moved), ..plain(handle) }
-            }
-            Err(_) => plain(handle),
-        },
-    }
+    // SAFETY: it has a lease: the program has it open.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd_of(&handle)) };
+    let driver = drivers_handle(fetched.info()).filter(|_| is_alone);
+    let whole = driver.and_then(|driver| with_programs_fd(driver, fd, &fetched));
+    whole.unwrap_or_else(|| Ready { hold: Some(fetched.lease()), ..Ready::plain(handle) })
 }
 
 /// The driver's handle that the owner registered; `None`: what is registered is no memory of Level

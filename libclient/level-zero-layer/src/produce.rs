@@ -10,7 +10,7 @@ use crate::produced::Given;
 use crate::say::{News, once};
 use fdbroker_client::level_zero::kind_of;
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
-use fdbroker_layer::{REGISTER_TIMEOUT, lease_of};
+use fdbroker_layer::{ProgramsFd, REGISTER_TIMEOUT};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn handle_of_fd(
                 let key = broker.and_then(|broker| broker.produced().of_number(number));
                 key.map_or(alone, |key| key.to_bytes())
             }
-            None if lease_of(number).is_some() => alone,
+            None if ProgramsFd::of(number).is_some() => alone,
             // SAFETY: the caller's promise.
             None => return unsafe { below(context, fd, handle) },
         };

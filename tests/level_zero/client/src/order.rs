@@ -24,10 +24,17 @@ pub enum Order {
     OpenHandleOfFd,
     /// Open a handle made of the fd number alone.
     OpenNumberAlone,
+    /// Fetch that fd, and keep it.
+    Fetch,
+    /// Open the handle with the fd that was fetched last.
+    OpenWithFetched,
     /// Keep the handle, for the next OpenTiles.
     KeepHandle,
     /// Open the kept handles and this one as the tiles of one allocation.
     OpenTiles,
+    /// Open and close the kept handles in their order, `salt` times, each with the fd that process
+    /// `number` has under the number in it (0: as they are). Answers the nanoseconds.
+    TimeOpenings,
     /// Open the handle of an event pool.
     OpenPool,
     /// The same, with the fd that process `number` has under the number in it.
@@ -56,7 +63,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-pub const ORDERS: [Order; 24] = [
+pub const ORDERS: [Order; 27] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -66,8 +73,11 @@ pub const ORDERS: [Order; 24] = [
     Order::OpenFdAlone,
     Order::OpenHandleOfFd,
     Order::OpenNumberAlone,
+    Order::Fetch,
+    Order::OpenWithFetched,
     Order::KeepHandle,
     Order::OpenTiles,
+    Order::TimeOpenings,
     Order::OpenPool,
     Order::OpenPoolFetched,
     Order::ClosePool,

@@ -16,7 +16,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes
 /// milliseconds, but minutes on a loaded machine whose virtual machine is emulated.
@@ -198,8 +198,12 @@ impl Peer {
 /// The peer's main function: serves orders until its stdin, the socket, ends.
 pub fn serve() -> Outcome {
     let gpu = Gpu::open()?;
-    let mut opened =
-        Opened { memory: std::ptr::null_mut(), pool: std::ptr::null_mut(), handles: Vec::new() };
+    let mut opened = Opened {
+        memory: std::ptr::null_mut(),
+        pool: std::ptr::null_mut(),
+        handles: Vec::new(),
+        fetched: None,
+    };
     loop {
         let (message, fd) = match receive(std::io::stdin().as_fd()) {
             Ok(received) => received,
@@ -231,6 +235,7 @@ struct Opened {
     pool: Pool,
     /// Handles kept for OpenTiles.
     handles: Vec<ze_ipc_mem_handle_t>,
+    fetched: Option<OwnedFd>,
 }
 
 fn obey(
@@ -240,7 +245,7 @@ fn obey(
     fd: Option<OwnedFd>,
     opened: &mut Opened,
 ) -> Result<Answer, Fault> {
-    let Opened { memory, pool, handles } = opened;
+    let Opened { memory, pool, handles, fetched } = opened;
     let mut answer = Answer { number: 0, handle: message.handle, fd: None };
     let bytes = usize::try_from(message.number)?;
     match order {
@@ -271,6 +276,22 @@ fn obey(
             let number = handle_fd(message.handle);
             *memory = gpu.open_handle(with_fd(ze_ipc_mem_handle_t::default(), number))?;
         }
+        Order::Fetch => *fetched = Some(fetch(bytes, handle_fd(message.handle))?),
+        Order::OpenWithFetched => {
+            let fd = fetched.as_ref().ok_or("no fd was fetched")?.try_clone()?;
+            *memory = open_moved(gpu, message.handle, fd)?;
+        }
+        Order::TimeOpenings => {
+            let begin = Instant::now();
+            for handle in (0..message.salt).flat_map(|_| handles.iter()) {
+                let memory = match bytes {
+                    0 => gpu.open_handle(*handle)?,
+                    process => open_moved(gpu, *handle, fetch(process, handle_fd(*handle))?)?,
+                };
+                gpu.close_handle(memory)?;
+            }
+            answer.number = u64::try_from(begin.elapsed().as_nanos())?;
+        }
         Order::KeepHandle => handles.push(message.handle),
         Order::OpenTiles => {
             handles.push(message.handle);
@@ -280,6 +301,7 @@ fn obey(
         Order::OpenPoolFetched => {
             let fd = fetch(bytes, handle_fd(message.handle))?;
             *pool = gpu.open_pool(with_fd(message.handle, fd.as_raw_fd()))?;
+            is_closed(fd);
         }
         Order::ClosePool => gpu.close_pool(*pool)?,
         Order::SignalEvent => {
@@ -389,13 +411,17 @@ fn place_at(fd: BorrowedFd<'_>, number: RawFd) -> std::io::Result<()> {
 
 /// Imports the fd, and says whether the driver closed it; otherwise it is closed here.
 fn import_fd(gpu: &Gpu, fd: OwnedFd, bytes: usize) -> Result<(Address, bool), Fault> {
-    let number = fd.as_raw_fd();
-    let address = gpu.import_fd(number, bytes)?;
-    let is_closed = !is_open(number);
+    let address = gpu.import_fd(fd.as_raw_fd(), bytes)?;
+    Ok((address, is_closed(fd)))
+}
+
+/// Whether the driver has closed the fd; otherwise it is closed here.
+fn is_closed(fd: OwnedFd) -> bool {
+    let is_closed = !is_open(fd.as_raw_fd());
     if is_closed {
-        let _ = fd.into_raw_fd(); // the driver closed it
+        let _ = fd.into_raw_fd();
     }
-    Ok((address, is_closed))
+    is_closed
 }
 
 /// The number of this process's open fds, without the one that reads the list.

@@ -1,10 +1,11 @@
 //! Event pools in memory that other processes can import. The layout of their handles is
-//! compute-runtime's (`IpcEventPoolData`). Must never close an fd that stays the caller's.
+//! compute-runtime's (`IpcEventPoolData`). Must never leave an opened pool's fd to the
+//! caller: Intel's closes it.
 
 use crate::allocation::registry;
 use crate::answer::Failure;
 use crate::handle::HANDLE_BYTES;
-use crate::import::with_fd;
+use crate::import::{take_over, with_fd};
 use crate::object::Object;
 use crate::signal::{Signal, Word};
 use level_zero_sys::ze_result_t;
@@ -74,6 +75,7 @@ fn import(handle: &[u8; HANDLE_BYTES]) -> Result<Arc<Object>, Failure> {
     let fd = RawFd::try_from(word(handle, 0)).map_err(|_| INVALID)?;
     let object = with_fd(fd, Object::import)?;
     registry().note_shared(&object);
+    take_over(fd);
     Ok(object)
 }
 

@@ -1,4 +1,5 @@
-//! Imports: opening handles and importing fds. Must never close an fd that stays the caller's.
+//! Imports: opening handles and importing fds. Must never close an fd that the rules leave to the
+//! caller.
 
 use crate::allocation::{Origin, Registry};
 use crate::answer::Failure;
@@ -16,7 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// Opens a handle for a device and answers a new pointer. An fd in the handle stays the caller's.
+/// Opens a handle for a device and answers a new pointer. An fd in the handle stays the caller's
+/// when the memory is a device's.
 pub fn open(
     registry: &mut Registry,
     device: &'static Device,
@@ -48,7 +50,20 @@ fn open_own(
     handle: Handle,
 ) -> Result<usize, Failure> {
     let object = with_fd(handle.fd, Object::import)?;
-    add(registry, device, handle, object, Origin::Opened { fetched: None })
+    let opened = add(registry, device, handle, object, Origin::Opened { fetched: None })?;
+    if handle.kind == Kind::Host {
+        take_over(handle.fd);
+    }
+    Ok(opened)
+}
+
+/// A success has made the caller's fd the driver's own, where the switch says so: it closes it.
+pub fn take_over(fd: RawFd) {
+    if settings().is_ok_and(|settings| settings.import_fd == ImportFd::DriverCloses) {
+        trace!("the driver closes the caller's fd {fd}");
+        // SAFETY: by this driver's rule the fd is the driver's own now.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
 }
 
 /// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second
@@ -97,11 +112,7 @@ pub fn import_fd(
         return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_SIZE.into());
     }
     let pointer = registry.import(Some(device), Origin::ImportedFd, object, 0)?;
-    if settings().is_ok_and(|settings| settings.import_fd == ImportFd::DriverCloses) {
-        trace!("import_fd closes the caller's fd {fd}");
-        // SAFETY: by this driver's rule a successful import makes the fd the driver's own.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
+    take_over(fd);
     Ok(pointer)
 }
 

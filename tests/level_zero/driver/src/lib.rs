@@ -16,7 +16,7 @@
 //! | Free | closes the exported fd with the memory; in a pool the fd lives as long as the pool's memory does. An opened handle |
 //! | | may be freed, too: Close is Free there |
 //! | Unmap, Destroy | physical memory lives until it is destroyed, mapped or not, and its exported fd with it |
-//! | Open | the fd stays the caller's. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
+//! | Open | of device memory: the fd stays the caller's; of host memory and of an event pool: as `import_fd`. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
 //! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
 //! | `...FromFileDescriptorExp` | knows only fds that this process exported |
 //! | devices | `devices.rs`; ZE_FLAT_DEVICE_HIERARCHY and ZE_AFFINITY_MASK are read as Intel's driver reads them |

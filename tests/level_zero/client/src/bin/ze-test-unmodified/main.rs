@@ -20,6 +20,7 @@ mod fault;
 #[allow(dead_code)] // ze-test-client uses the rest
 mod gpu;
 mod mapped;
+mod measure;
 mod opening;
 #[path = "../../order.rs"]
 mod order;
@@ -45,6 +46,9 @@ fn main() -> ExitCode {
     let argument = std::env::args().nth(1).unwrap_or_default();
     if argument == PEER {
         return end(peer::serve());
+    }
+    if argument == "measure" {
+        return end(measure::run());
     }
     if let Some(list) = List::from_name(&argument) {
         return run_all(CASES.iter().filter(|case| case.list == list).map(Case::named));

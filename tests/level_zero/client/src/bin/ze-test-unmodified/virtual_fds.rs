@@ -3,7 +3,7 @@
 
 use crate::broker;
 use crate::exporting::{has_put, is_refused, is_shared, put_if_there};
-use crate::fault::{Fault, Outcome, holds, same};
+use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Gpu, handle_fd, is_open, is_virtual, pattern};
 use crate::peer::{Order, Peer, count_fds};
 use crate::shapes::{FULL, Found, SMALL, export_small, limit_fds, look, start_peer};
@@ -188,6 +188,54 @@ pub fn import_outlives_its_fd(gpu: &Gpu) -> Outcome {
     peer.tell(Order::Close, 0, 0)??;
     broker::wait_for("no lease", |counts| counts.open_leases + counts.mapped_leases == 0)?;
     gpu.free(exported.0)?;
+    peer.finish()
+}
+
+/// What pidfd_getfd(2) brings is what Open needs.
+pub fn one_grant(gpu: &Gpu) -> Outcome {
+    const OPENINGS: usize = 1_000;
+    // Without Put each holds an fd.
+    let exports = if has_put()? { OPENINGS } else { OPENINGS / 5 };
+    let peer = start_peer()?;
+    let exported: Result<Vec<_>, _> = (0..exports).map(|at| export_small(gpu, at)).collect();
+    let exported = exported?;
+    for order in [Order::Open, Order::OpenFetched, Order::OpenFdAlone] {
+        let before = broker::counts()?.grants;
+        for _ in 0..OPENINGS / exports {
+            let found = look(&peer, order, &exported, INVALID)?;
+            same("behind the handles", found, Found { right: exports, ..Found::default() })?;
+        }
+        let grants = broker::counts()?.grants - before;
+        same(&format!("grants for {order:?}"), grants, OPENINGS as u64)?;
+    }
+    for (memory, _) in exported {
+        gpu.free(memory)?;
+    }
+    peer.finish()
+}
+
+/// An fd that was granted for other memory, or for memory that has ended, says nothing of the key.
+pub fn fetched_of_other(gpu: &Gpu) -> Outcome {
+    let peer = start_peer()?;
+    let exporter = std::process::id() as usize;
+    let (first, second) = (export_small(gpu, 1)?, export_small(gpu, 2)?);
+    let reads = |handle, salt| -> Outcome {
+        peer.tell_with(Order::OpenWithFetched, 0, 0, handle, None)??;
+        same("the peer reads", peer.number(Order::IsPattern, SMALL, salt)?, 1)?;
+        peer.tell(Order::Close, 0, 0)??;
+        Ok(())
+    };
+    peer.tell_with(Order::Fetch, exporter, 0, first.1, None)??;
+    reads(first.1, 1)?;
+    reads(second.1, 2)?;
+    gpu.free(first.0)?;
+    let freed = peer.tell_with(Order::OpenWithFetched, 0, 0, first.1, None)?;
+    refused("Open of freed memory", freed, INVALID)?;
+    // Most likely at its address.
+    let third = export_small(gpu, 3)?;
+    reads(third.1, 3)?;
+    gpu.free(second.0)?;
+    gpu.free(third.0)?;
     peer.finish()
 }
 
