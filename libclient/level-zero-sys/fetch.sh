@@ -23,33 +23,10 @@ target=$(realpath -m "$1")
 stamp=$target/.version
 [ "$(cat "$stamp" 2> /dev/null)" != "$version" ] || exit 0
 
-for tool in apt-get dpkg-deb; do
-  command -v "$tool" > /dev/null || die "this host has no $tool" \
-    "unpack libze1 and libze-dev $version of Debian 13 (amd64) into $target by hand," "then: echo $version > $stamp"
-done
-[ "$(dpkg --print-architecture)" = amd64 ] || die "the packages are taken for amd64 only"
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-# Own lists, cache and state for apt, so that only this call knows the other suite. The mirror and the key are the
-# system's.
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' 'Label: Debian' |
-  sed -n 1p)
-[ -n "$mirror" ] || die "apt knows no mirror of Debian" "check /etc/apt/sources.list*, then: apt-get update"
-key=/usr/share/keyrings/debian-archive-keyring.gpg
-[ -s "$key" ] || die "no archive key at $key" "install the package debian-archive-keyring"
-mkdir -p "$work"/{lists,cache/archives}/partial "$work/unpacked"
-printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$mirror" "$suite" "$key" \
-  > "$work/debian.sources"
-apt=(-qq -o "Dir::Etc::SourceList=$work/debian.sources" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$work/lists"
-  -o "Dir::Cache=$work/cache" -o Dir::State::Status=/dev/null -o APT::Sandbox::User=root -o Acquire::Languages=none)
-apt-get "${apt[@]}" update < /dev/null >&2 || die "apt-get update failed for $suite on $mirror" \
-  "its own message is above"
-(cd "$work" && apt-get "${apt[@]}" download "${packages[@]/%/=$version}" "${runtime[@]}" < /dev/null >&2) ||
-  die "$mirror lacks one of: ${runtime[*]}, or of version $version: ${packages[*]}" \
-    "another version needs new bindings: change it here, run regen.sh, read the difference"
-for package in "$work"/*.deb; do dpkg-deb -x "$package" "$work/unpacked"; done
+"$(dirname "$(readlink -f "$0")")/apt.sh" "$suite" "$work/unpacked" "${packages[@]/%/=$version}" "${runtime[@]}" ||
+  die "another version of ${packages[*]} needs new bindings: change it here, run regen.sh, read the difference"
 [ -e "$work/unpacked/usr/include/level_zero/ze_ddi.h" ] || die "the packages hold no level_zero/ze_ddi.h"
 
 # As a whole or not at all, also when two of these run at once: the second one keeps the folder of the first.
