@@ -80,6 +80,11 @@ if gcc -Wall -o "$work/linked" "$here/linked.c" -l:libze_loader.so.1 &&
 then
   ends "linked, without the layer: refused" 1 "zeMemOpenIpcHandle" "$fdbroker" run -- "$work/linked"
   ends "linked, layer" 0 "handed out once" "$fdbroker" run --level-zero -- "$work/linked"
+  if unshare --user --pid --fork true 2> /dev/null; then
+    ends "linked, after unshare(CLONE_NEWPID): said why there is no thread" 1 "the broker cannot be used, IPC handles are the driver's own, not \
+good by value: cannot start the library thread: Invalid argument (os error 22) (after unshare(CLONE_NEWPID) no thread can start" \
+      "$fdbroker" run --level-zero -- "$work/linked" apart
+  fi
   ends "linked, preloaded" 0 "handed out once" "$fdbroker" run -- env "LD_PRELOAD=$layer" "$work/linked"
   ends "linked, layer and preloaded" 0 "handed out once" "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" "$work/linked"
 else
@@ -113,6 +118,11 @@ then
   done
 else
   bad "traced: it does not build"
+fi
+# Old loaders give wrapped handles to programs with two drivers, which a driver's own functions do not take.
+if [ "$ZE_TEST_LOADER" != 1.8.12 ]; then
+  cases "two drivers" env "ZE_ENABLE_ALT_DRIVERS=$ZE_ENABLE_ALT_DRIVERS,$work/second.so" "ZE_TEST_DRIVER_HELPER=$built/ze-test-memory" \
+    "$fdbroker" run --level-zero -- "$unmodified" two-drivers
 fi
 cases "traced, layer" env ZE_ENABLE_TRACING_LAYER=1 "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" broker
 ends "the loader's validation layer is asked for: said to be off" 0 "ZE_ENABLE_PARAMETER_VALIDATION=1 has no effect" \

@@ -1,5 +1,8 @@
 // A program that is linked to the Level Zero loader, like most, and passes an IPC handle by value through a pipe.
-// Must never know of fdbroker, nor need a header: it declares the functions that it calls. Exit status 0: it shared.
+// Must never know of fdbroker, nor need a header: it declares the functions that it calls. With `apart` its
+// children are in a PID namespace of their own. Exit status 0: it shared.
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -66,9 +69,11 @@ static int consume(int from) {
     return memcmp(seen, text, sizeof text) != 0;
 }
 
-int main(void) {
+int main(int count, char **arguments) {
     int handles[2], life[2], status = 1, failed;
     pid_t producer;
+    /* From here on this process can start no thread. */
+    if (count > 1 && strcmp(arguments[1], "apart") == 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID)) return 77;
     if (pipe(handles) || pipe(life) || (producer = fork()) < 0) return 1;
     if (producer == 0) {
         close(life[1]);

@@ -5,7 +5,7 @@ use crate::memory;
 use crate::result::{CuResult, OUT_OF_MEMORY};
 use crate::say::{News, once};
 use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
-use fdbroker_layer::{Connected, Connection, Fetched, State};
+use fdbroker_layer::{Connected, Connection, Fetched, State, is_absent};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 
@@ -41,8 +41,10 @@ impl State for Cuda {
     fn say_absent(is_lost: bool, error: &Error) {
         let (news, what) = if is_lost {
             (News::BrokerLost, "the broker is gone")
-        } else {
+        } else if is_absent(error) {
             (News::NoBroker, "no broker")
+        } else {
+            (News::NoBroker, "the broker cannot be used")
         };
         once(news, format_args!("{what}, exported fds are the driver's own: {error}"));
     }

@@ -29,11 +29,17 @@ pub struct Allocation {
     pub size_bytes: usize,
     /// The driver's number. No other allocation of this process ever gets it, unlike the address.
     pub id: u64,
+    /// Its driver's function for the handles of all tiles, if the program has called that.
+    pub get_all: zex_pfnMemGetIpcHandles_t,
 }
 
 impl Allocation {
     /// The allocation that holds an address; `None`: the driver knows none.
-    pub fn of(context: ze_context_handle_t, pointer: *const c_void) -> Option<Self> {
+    pub fn of(
+        context: ze_context_handle_t,
+        pointer: *const c_void,
+        get_all: zex_pfnMemGetIpcHandles_t,
+    ) -> Option<Self> {
         let range = below::ADDRESS_RANGE.get()?;
         let (mut base, mut size_bytes) = (std::ptr::null_mut(), 0);
         // SAFETY: the program's context, and out-pointers to locals; of a pointer only its number
@@ -43,7 +49,8 @@ impl Allocation {
             return None;
         }
         let id = id_of(context, pointer)?;
-        Some(Allocation { context: Context(context), base: base.addr(), size_bytes, id })
+        let base = base.addr();
+        Some(Allocation { context: Context(context), base, size_bytes, id, get_all })
     }
 
     pub fn range(&self) -> Range<usize> {
@@ -110,7 +117,7 @@ impl Allocation {
 
     /// The handles of the first `count` tiles.
     fn get_tiles(&self, count: u32) -> Result<Vec<Bytes>, ErrorCode> {
-        let get = below::GET_TILES.get().ok_or(ErrorCode::Stale)?;
+        let get = self.get_all.ok_or(ErrorCode::Stale)?;
         let mut handles = vec![ze_ipc_mem_handle_t::default(); count as usize];
         let mut got = count;
         // SAFETY: as above, and room for as many handles.

@@ -2,6 +2,7 @@
 //! the dynamic linker's order. Must never answer a function of this layer, which would call itself
 //! for ever.
 
+use crate::limits::DRIVERS;
 use level_zero_sys::*;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
@@ -49,8 +50,11 @@ pub static DEVICE_PLACE: Below<ze_pfnDevicePciGetPropertiesExt_t> =
     Below::new(c"zeDevicePciGetPropertiesExt");
 pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");
 pub static GET: Below<ze_pfnMemGetIpcHandle_t> = Below::new(c"zeMemGetIpcHandle");
-pub static GET_TILES: Below<zex_pfnMemGetIpcHandles_t> = Below::new(c"zexMemGetIpcHandles");
-pub static OPEN_TILES: Below<zex_pfnMemOpenIpcHandles_t> = Below::new(c"zexMemOpenIpcHandles");
+/// Functions that a program asks a driver for by name: each driver has its own.
+pub static GET_TILES: [Below<zex_pfnMemGetIpcHandles_t>; DRIVERS] =
+    [const { Below::new(c"zexMemGetIpcHandles") }; DRIVERS];
+pub static OPEN_TILES: [Below<zex_pfnMemOpenIpcHandles_t>; DRIVERS] =
+    [const { Below::new(c"zexMemOpenIpcHandles") }; DRIVERS];
 pub static PUT: Below<ze_pfnMemPutIpcHandle_t> = Below::new(c"zeMemPutIpcHandle");
 pub static OPEN: Below<ze_pfnMemOpenIpcHandle_t> = Below::new(c"zeMemOpenIpcHandle");
 pub static CLOSE: Below<ze_pfnMemCloseIpcHandle_t> = Below::new(c"zeMemCloseIpcHandle");
@@ -86,8 +90,8 @@ impl<F: Copy> Below<F> {
         unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }
     }
 
-    /// Keeps a function that the driver gave for its name, unless it is another one than before: a
-    /// second driver's.
+    /// Keeps a function that a driver gave for its name, unless it is another one than before:
+    /// another driver's.
     pub fn is_this(&self, function: *mut c_void) -> bool {
         let (order, null) = (Ordering::AcqRel, std::ptr::null_mut());
         match self.function.compare_exchange(null, function, order, Ordering::Acquire) {

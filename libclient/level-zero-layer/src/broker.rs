@@ -149,7 +149,10 @@ impl State for Memory {
         let (news, what) = match (error.code, is_lost) {
             (ErrorCode::LocalFdLimit, _) => (News::NoFreeFd, "no fd to connect to the broker with"),
             (_, true) => (News::BrokerLost, "the broker is gone"),
-            (_, false) => (News::NoBroker, "no broker"),
+            (ErrorCode::NotConnected | ErrorCode::ShuttingDown, false) => {
+                (News::NoBroker, "no broker")
+            }
+            (_, false) => (News::NoBroker, "the broker cannot be used"),
         };
         once(
             news,

@@ -11,6 +11,10 @@ pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 /// gone: its number is read again.
 pub const RECALL_PATIENCE: Duration = Duration::from_secs(2);
 
+/// The most drivers in a process whose functions by name are told apart: one GPU driver, one for
+/// each further vendor or kind. A driver beyond them is called as without the layer.
+pub const DRIVERS: usize = 4;
+
 /// The most handles of one allocation, in zexMemGetIpcHandles and zexMemOpenIpcHandles: one per
 /// tile of a device, of which none has more than 2; MPICH has room for 2.
 pub const TILES: usize = 16;

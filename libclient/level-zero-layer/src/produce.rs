@@ -38,7 +38,7 @@ pub unsafe extern "C" fn get(
         let code = unsafe { below(context, pointer, handle) };
         if code == SUCCESS && !handle.is_null() {
             // SAFETY: the caller's promise; the driver has just written it.
-            unsafe { exchange(context, pointer, 0, &mut *handle) };
+            unsafe { exchange(context, pointer, (0, None), &mut *handle) };
         }
         code
     })
@@ -56,18 +56,18 @@ fn known_key(context: ze_context_handle_t, pointer: *const c_void) -> Option<Key
 }
 
 /// Puts a key in the place of a handle that the driver has just made. Where that is not possible
-/// the handle stays.
+/// the handle stays. `get_all` gives the handles of all tiles again, for a recall.
 pub fn exchange(
     context: ze_context_handle_t,
     pointer: *const c_void,
-    tile: u32,
+    (tile, get_all): (u32, zex_pfnMemGetIpcHandles_t),
     handle: &mut ze_ipc_mem_handle_t,
 ) {
     let driver = handle.to_bytes();
     // A key: another copy of this layer is below.
     if Key::from_bytes(&driver).is_none()
         && let Some(broker) = broker::awaited()
-        && let Some(allocation) = Allocation::of(context, pointer)
+        && let Some(allocation) = Allocation::of(context, pointer, get_all)
         && let Some(key) = broker.export(allocation, tile, &driver)
     {
         *handle = ze_ipc_mem_handle_t::from_bytes(key.to_bytes());

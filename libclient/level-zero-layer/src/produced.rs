@@ -141,6 +141,7 @@ impl Produced {
             self.by_base.insert(allocation.base, entry);
         }
         let entry = self.by_base.get_mut(&allocation.base).expect("there or just inserted");
+        entry.allocation.get_all = allocation.get_all.or(entry.allocation.get_all);
         entry.exports.entry(tile).or_default().gets += 1;
     }
 

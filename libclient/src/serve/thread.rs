@@ -84,7 +84,15 @@ impl LibraryThread {
             let _ = before.thread_set_mask();
         }
         let handle = started.map_err(|error| {
-            Error::new(ErrorCode::Internal, format!("cannot start the library thread: {error}"))
+            // A process whose children are in another PID namespace than itself has this answer.
+            let hint = match error.raw_os_error() {
+                Some(libc::EINVAL) => {
+                    " (after unshare(CLONE_NEWPID) no thread can start; fork first)"
+                }
+                _ => "",
+            };
+            let context = format!("cannot start the library thread: {error}{hint}");
+            Error::new(ErrorCode::Internal, context)
         })?;
         Ok(LibraryThread { handle, end, seat })
     }

@@ -3,6 +3,7 @@
 
 use crate::below::{self, MISSING};
 use crate::guard::beside;
+use crate::limits::DRIVERS;
 use crate::tiles;
 use level_zero_sys::*;
 use std::ffi::{CStr, c_char, c_void};
@@ -26,21 +27,21 @@ pub unsafe extern "C" fn extension(
     code
 }
 
-/// Puts the layer's function in the place of the driver's of this name.
+/// Puts the layer's function for this very driver in the place of the driver's of this name.
 fn replace(name: &CStr, function: &mut *mut c_void) {
     macro_rules! replace {
-        ($($below:ident = $ours:path;)*) => {$(
-            if name == below::$below.name() {
-                let ours = $ours as *const () as *mut c_void;
-                if *function != ours && below::$below.is_this(*function) {
-                    *function = ours;
+        ($below:ident: $ours:expr) => {
+            if name == below::$below[0].name() {
+                let ours = $ours.map(|ours| ours as *mut c_void);
+                let is_it = |driver: &usize| below::$below[*driver].is_this(*function);
+                if !ours.contains(function)
+                    && let Some(driver) = (0..DRIVERS).find(is_it)
+                {
+                    *function = ours[driver];
                 }
-                return;
             }
-        )*};
+        };
     }
-    replace! {
-        GET_TILES = tiles::get;
-        OPEN_TILES = tiles::open;
-    }
+    replace!(GET_TILES: tiles::GET);
+    replace!(OPEN_TILES: tiles::OPEN);
 }

@@ -14,6 +14,9 @@ pub type Address = *mut c_void;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
 
+/// The variable with the number of the driver, 0 by default.
+pub const DRIVER: &str = "ZE_TEST_CLIENT_DRIVER";
+
 pub struct Gpu {
     pub level_zero: LevelZero,
     pub driver: ze_driver_handle_t,
@@ -43,7 +46,9 @@ impl Gpu {
         let mut driver = ptr::null_mut();
         let mut devices = vec![ptr::null_mut(); ordinal + 1];
         let (mut context, mut list) = (ptr::null_mut(), ptr::null_mut());
-        let (mut count, mut seen) = (1, u32::try_from(devices.len())?);
+        let of_driver = std::env::var(DRIVER).map_or(Ok(0), |number| number.parse::<usize>())?;
+        let mut drivers = vec![driver; of_driver + 1];
+        let (mut count, mut seen) = (u32::try_from(drivers.len())?, u32::try_from(devices.len())?);
         let desc = ze_context_desc_t::blank();
         let queue = ze_command_queue_desc_t {
             mode: ze_command_queue_mode_t::ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS,
@@ -52,7 +57,8 @@ impl Gpu {
         // SAFETY: see above.
         unsafe {
             level_zero.zeInit(0)?;
-            level_zero.zeDriverGet(&raw mut count, &raw mut driver)?;
+            level_zero.zeDriverGet(&raw mut count, drivers.as_mut_ptr())?;
+            driver = drivers[of_driver];
             level_zero.zeDeviceGet(driver, &raw mut seen, devices.as_mut_ptr())?;
             level_zero.zeContextCreate(driver, &raw const desc, &raw mut context)?;
             let (list, device) = (&raw mut list, devices[ordinal]);

@@ -42,6 +42,8 @@ pub enum List {
     Lost,
     /// With the layer, and no broker.
     NoBroker,
+    /// With the layer, a broker, and two drivers.
+    TwoDrivers,
 }
 
 impl List {
@@ -53,6 +55,7 @@ impl List {
             "namespaces" => Some(Self::Namespaces),
             "lost" => Some(Self::Lost),
             "no-broker" => Some(Self::NoBroker),
+            "two-drivers" => Some(Self::TwoDrivers),
             _ => None,
         }
     }
@@ -81,7 +84,7 @@ pub fn run(case: &Case) -> Outcome {
     (case.body)(&gpu)?;
     gpu.nothing_left()?;
     match case.list {
-        List::Broker | List::Virtual | List::Drivers | List::Namespaces => {
+        List::Broker | List::Virtual | List::Drivers | List::Namespaces | List::TwoDrivers => {
             broker::wait_until_empty()
         }
         List::Lost | List::NoBroker => Ok(()),
@@ -173,6 +176,7 @@ pub const CASES: &[Case] = cases! {
     "handles_of_tiles_when_passed_by_value_are_one_memory_legacy": Broker(ways::tiles), TWO_TILES;
     "handles_of_tiles_when_passed_by_value_are_one_memory_opaque": Broker(ways::tiles), TWO_TILES_OPAQUE;
     "handle_of_one_tile_when_asked_for_by_name_is_the_handle": Broker(ways::one_tile), LEGACY_POOL;
+    "handle_of_a_second_driver_when_asked_for_by_name_is_shared": TwoDrivers(ways::two_drivers), LEGACY;
     "external_fd_when_exported_is_the_drivers_own": Broker(ways::external_fd), LEGACY;
     "handle_of_a_virtual_fd_when_asked_is_its_own": Virtual(ways::handle_of_fd), OPAQUE_POOL;
     "event_pool_when_passed_by_value_is_shared": Virtual(ways::event_pool), LEGACY;

@@ -4,7 +4,7 @@
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};
 use crate::fault::{Outcome, holds, refused, same};
-use crate::gpu::{Address, Gpu, handle_fd, is_virtual, pattern};
+use crate::gpu::{Address, DRIVER, Gpu, handle_fd, is_virtual, pattern};
 use crate::peer::{Order, Peer};
 use crate::shapes::start_peer;
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways};
@@ -69,6 +69,18 @@ pub fn one_tile(gpu: &Gpu) -> Outcome {
     peer.tell(Order::Close, 0, 0)??;
     gpu.free(memory)?;
     peer.finish()
+}
+
+/// The program has asked the first driver for its functions before.
+pub fn two_drivers(gpu: &Gpu) -> Outcome {
+    let memory = written(gpu, false)?;
+    gpu.get_tiles(memory)?;
+    gpu.free(memory)?;
+    // SAFETY: this process has no other thread that reads the environment.
+    unsafe { std::env::set_var(DRIVER, "1") };
+    let second = Gpu::open()?;
+    one_tile(&second)?;
+    second.nothing_left()
 }
 
 /// An fd for another driver is the driver's own, which any of the kernel's interfaces takes.
