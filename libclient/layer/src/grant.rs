@@ -100,13 +100,20 @@ impl<S> Connected<S> {
         self.acquire_by(is_it, acquire)
     }
 
-    /// One try for the fd of a handle.
+    /// One try for the fd of a handle. `number`: the virtual fd that it was registered with.
     ///
     /// # Errors
     /// Those of [`Client::acquire`](fdbroker_client::Client::acquire).
-    pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Fetched, Error> {
+    pub fn acquire(
+        &self,
+        handle: &Handle,
+        number: Option<VirtualFd>,
+        deadline: Deadline,
+    ) -> Result<Fetched, Error> {
         let is_it = |other: &Handle| other.prefix == handle.prefix;
-        let acquire = || self.client.acquire(handle, deadline).map(|grant| (*handle, grant));
+        let is_here = |handle: &Handle| self.kept.has(handle);
+        let it = (handle, number);
+        let acquire = || self.neighbours.acquire_handle(&self.client, it, deadline, is_here);
         self.acquire_by(is_it, acquire)
     }
 

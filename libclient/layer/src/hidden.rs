@@ -91,9 +91,9 @@ impl Hidden {
         (self.file.is_some() && File::of(fd) == self.file).then_some(fd)
     }
 
-    /// At the number that a new fd gets.
+    /// At the number that a new fd gets. Prove it first.
     pub(crate) fn duplicate(&self) -> Option<OwnedFd> {
-        self.proved()?.try_clone_to_owned().ok()
+        self.as_fd().try_clone_to_owned().ok()
     }
 }
 

@@ -30,6 +30,10 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// first may only be late.
 pub(crate) const MISSES_AHEAD: usize = 2;
 
+/// How many handles by value are in a row, each in the slot after the one before, when the broker
+/// is asked for their neighbours: twice is chance.
+pub(crate) const IN_A_ROW: u32 = 3;
+
 /// How long an fd that the program has closed is kept, with its lease, to be fetched again: a
 /// worker that opens a segment for each batch does so within milliseconds, and the memory's owner
 /// should not notice.

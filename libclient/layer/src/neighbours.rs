@@ -3,7 +3,7 @@
 //! and for the others not at all. Must never decide what a number leads to: the broker refuses the
 //! handle of an allocation that has ended, and is asked for the number then.
 
-use crate::limits::MISSES_AHEAD;
+use crate::limits::{IN_A_ROW, MISSES_AHEAD};
 use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle, lock};
 use fdbroker_virtual_fds::VirtualFd;
 use std::collections::VecDeque;
@@ -30,6 +30,9 @@ struct Told {
     /// What was asked for ahead has brought something, or nothing was asked for since the broker
     /// told these.
     is_worth_it: bool,
+    /// The slot of the handle that was asked for last, and how many before it were in a row.
+    last_slot: u32,
+    in_a_row: u32,
 }
 
 impl Neighbours {
@@ -45,24 +48,9 @@ impl Neighbours {
         deadline: Deadline,
         is_here: impl Fn(&Handle) -> bool,
     ) -> Result<(Handle, Grant), Error> {
-        // Not under the lock: the body asks the broker.
-        let told = lock(&self.0).take(number);
-        if let Some((handle, was_fetched)) = told {
-            if was_fetched {
-                let taken = client.take_ahead(&handle);
-                lock(&self.0).note_taken(taken.is_some());
-                if let Some(outcome) = taken {
-                    self.fetch(client, deadline, &is_here);
-                    return outcome.map(|grant| (handle, grant));
-                }
-            }
-            match client.acquire(&handle, deadline) {
-                Err(Error { code: ErrorCode::Stale | ErrorCode::BadHandle, .. }) => {}
-                outcome => {
-                    self.fetch(client, deadline, &is_here);
-                    return outcome.map(|grant| (handle, grant));
-                }
-            }
+        let is_it = |handle: &Handle| handle.virtual_fd() == Some(number);
+        if let Some(outcome) = self.acquire_told(client, is_it, deadline, &is_here) {
+            return outcome;
         }
         let mut handles = client.resolve(number, TOLD_AHEAD, deadline)?;
         let handle = handles.remove(0);
@@ -70,6 +58,66 @@ impl Neighbours {
         let outcome = client.acquire(&handle, deadline);
         self.fetch(client, deadline, &is_here);
         outcome.map(|grant| (handle, grant))
+    }
+
+    /// The same for a handle; `number`: its virtual fd. The broker is asked for its neighbours
+    /// where the program goes through handles in the order of their slots, as an owner gets them
+    /// that registers in a row.
+    ///
+    /// # Errors
+    /// Those of [`Client::acquire`].
+    pub(crate) fn acquire_handle(
+        &self,
+        client: &Client,
+        (handle, number): (&Handle, Option<VirtualFd>),
+        deadline: Deadline,
+        is_here: impl Fn(&Handle) -> bool,
+    ) -> Result<(Handle, Grant), Error> {
+        let is_in_row = lock(&self.0).note_slot(handle.id().slot);
+        let is_it = |other: &Handle| other.prefix == handle.prefix;
+        if let Some(outcome) = self.acquire_told(client, is_it, deadline, &is_here) {
+            return outcome;
+        }
+        let told = number.filter(|_| is_in_row).map(|it| client.resolve(it, TOLD_AHEAD, deadline));
+        if let Some(Ok(mut handles)) = told
+            && handles.first().is_some_and(is_it)
+        {
+            handles.remove(0);
+            let mut told = lock(&self.0);
+            told.replace(handles);
+            told.is_in_row = true;
+        }
+        let outcome = client.acquire(handle, deadline);
+        self.fetch(client, deadline, &is_here);
+        outcome.map(|grant| (*handle, grant))
+    }
+
+    /// One of those that were told; `None`: it is none, or the broker does not know it any more.
+    fn acquire_told(
+        &self,
+        client: &Client,
+        is_it: impl Fn(&Handle) -> bool,
+        deadline: Deadline,
+        is_here: impl Fn(&Handle) -> bool,
+    ) -> Option<Result<(Handle, Grant), Error>> {
+        // Not under the lock: the body asks the broker.
+        let told = lock(&self.0).take(is_it);
+        let (handle, was_fetched) = told?;
+        if was_fetched {
+            let taken = client.take_ahead(&handle);
+            lock(&self.0).note_taken(taken.is_some());
+            if let Some(outcome) = taken {
+                self.fetch(client, deadline, &is_here);
+                return Some(outcome.map(|grant| (handle, grant)));
+            }
+        }
+        match client.acquire(&handle, deadline) {
+            Err(Error { code: ErrorCode::Stale | ErrorCode::BadHandle, .. }) => None,
+            outcome => {
+                self.fetch(client, deadline, &is_here);
+                Some(outcome.map(|grant| (handle, grant)))
+            }
+        }
     }
 
     /// Has the next ones sent ahead while the program uses this one, if it goes through them in a
@@ -84,9 +132,17 @@ impl Neighbours {
 }
 
 impl Told {
-    /// The handle of a number, and whether it was asked for ahead.
-    fn take(&mut self, number: VirtualFd) -> Option<(Handle, bool)> {
-        let place = self.handles.iter().position(|it| it.virtual_fd() == Some(number))?;
+    /// Notes which handle is asked for. Whether the last ones were in a row.
+    fn note_slot(&mut self, slot: u32) -> bool {
+        let is_next = self.last_slot.checked_add(1) == Some(slot);
+        self.in_a_row = if is_next { self.in_a_row.saturating_add(1) } else { 0 };
+        self.last_slot = slot;
+        self.in_a_row >= IN_A_ROW
+    }
+
+    /// One of the handles, and whether it was asked for ahead.
+    fn take(&mut self, is_it: impl Fn(&Handle) -> bool) -> Option<(Handle, bool)> {
+        let place = self.handles.iter().position(is_it)?;
         self.is_in_row = place == 0;
         let was_fetched = place < self.fetched;
         if was_fetched {
@@ -112,7 +168,7 @@ impl Told {
     fn replace(&mut self, handles: Vec<Handle>) {
         let is_in_row = self.is_in_row && self.handles.is_empty();
         let handles = handles.into();
-        *self = Told { handles, fetched: 0, is_in_row, misses: 0, is_worth_it: true };
+        *self = Told { handles, fetched: 0, is_in_row, misses: 0, is_worth_it: true, ..*self };
     }
 
     /// Those to be asked for ahead now; none while some of them may still come, or when the last

@@ -61,7 +61,8 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
     let is_alone = key.virtual_fd().is_some() && !key.has_programs_fd();
     let broker = if is_alone { broker::awaited() } else { broker::connected() };
     let Some(broker) = broker else { return as_the_driver_does(key) };
-    let tried = broker::patiently(|deadline| match broker.acquire(&key.handle(), deadline) {
+    let (handle, number) = (key.handle(), key.virtual_fd());
+    let tried = broker::patiently(|deadline| match broker.acquire(&handle, number, deadline) {
         Err(error) if !is_alone && broker::is_absent(&error) => Ok(Err(error)),
         outcome => outcome.map(Ok),
     });
