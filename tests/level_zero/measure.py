@@ -2,7 +2,7 @@
 """Measures what an opening of a Level Zero handle costs a consumer, with the test driver alone and under the layer, and prints a
 table of ratios: zeMemOpenIpcHandle and zeMemCloseIpcHandle of 200 different buffers (by value), the same with pidfd_open,
 pidfd_getfd and close (pidfd), and of one buffer 200 times (reopened). All processes on one core; medians of rounds in turns.
-Must never pass for a test: a time depends on the machine.
+`chrt -r 1` before it keeps a busy machine's other work away. Must never pass for a test: a time depends on the machine.
 
 usage: tests/level_zero/measure.py [BUILT [ROUNDS]]     BUILT: cargo's folder of a release build (target/release); ROUNDS: 7"""
 

@@ -206,7 +206,9 @@ pub fn one_grant(gpu: &Gpu) -> Outcome {
             same("behind the handles", found, Found { right: exports, ..Found::default() })?;
         }
         let grants = broker::counts()?.grants - before;
-        same(&format!("grants for {order:?}"), grants, OPENINGS as u64)?;
+        // What was fetched ahead is granted again when the peer comes late for it.
+        let few = OPENINGS as u64..OPENINGS as u64 * 3 / 2;
+        holds(few.contains(&grants), || format!("{grants} grants for {order:?}"))?;
     }
     for (memory, _) in exported {
         gpu.free(memory)?;
