@@ -1,5 +1,5 @@
-//! The producer's side: zeMemGetIpcHandle and zeMemPutIpcHandle, and the fd of a handle. Must never Put a
-//! handle that the program has and that names the driver's fd, nor close that fd.
+//! The producer's side: zeMemGetIpcHandle and zeMemPutIpcHandle, and the fd of a handle. Must never
+//! Put a handle that the program has and that names the driver's fd, nor close that fd.
 
 use crate::allocation::{Allocation, Held, bytes_of, id_of, open_fd};
 use crate::below::{self, MISSING};

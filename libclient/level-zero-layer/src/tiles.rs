@@ -1,6 +1,6 @@
 //! Intel's functions for the memory of devices of several tiles, which programs ask the driver for
-//! by name. Must never leave a handle of one tile for another's, nor call one driver's function with
-//! another's handles.
+//! by name. Must never leave a handle of one tile for another's, nor call one driver's function
+//! with another's handles.
 
 use crate::below::{self, MISSING};
 use crate::consume::{self, Ready};
