@@ -138,6 +138,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     NEED_DEVICE(device);
     // VMM, POSIX fds, fabric handles, multicast; no dma-buf, no RDMA.
     *value = attribute == 102 || attribute == 103 || attribute == 128 || attribute == 132;
+    if ((attribute == 102 || attribute == 103) && getenv("FDBROKER_CUDA_STUB_NO_VMM")) *value = 0;
     if (attribute == PCI_BUS) *value = FIRST_BUS + gpu_of(seen[device]);
     return SUCCESS;
 }

@@ -23,11 +23,18 @@ typedef struct {
 typedef struct { CUmemLocation location; int flags; } CUmemAccessDesc;
 typedef struct { unsigned numDevices; size_t size; unsigned long long handleTypes, flags; } CUmulticastObjectProp;
 typedef struct { unsigned char data[64]; } CUmemFabricHandle;
+typedef struct { char reserved[64]; } CUipcMemHandle;
 
 #define CUDA_SUCCESS 0
 #define CUDA_ERROR_INVALID_VALUE 1
 #define CUDA_ERROR_OUT_OF_MEMORY 2
 #define CUDA_ERROR_NOT_INITIALIZED 3
+#define CUDA_ERROR_INVALID_CONTEXT 201
+#define CUDA_ERROR_INVALID_HANDLE 400
+#define CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED 900
+#define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
+#define CU_STREAM_CAPTURE_MODE_GLOBAL 0
+#define CU_STREAM_CAPTURE_MODE_RELAXED 2
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
 #define CU_MEM_ACCESS_FLAGS_PROT_READWRITE 3
@@ -46,6 +53,25 @@ typedef struct { unsigned char data[64]; } CUmemFabricHandle;
   CALL(cuMemcpyHtoD, "_v2", (CUdeviceptr, const void *, size_t)) \
   CALL(cuMemcpyDtoH, "_v2", (void *, CUdeviceptr, size_t)) \
   CALL(cuStreamSynchronize, "", (void *)) \
+  CALL(cuStreamBeginCapture, "_v2", (void *, int)) \
+  CALL(cuStreamEndCapture, "", (void *, void **)) \
+  CALL(cuThreadExchangeStreamCaptureMode, "", (int *)) \
+  CALL(cuDevicePrimaryCtxRelease, "_v2", (CUdevice)) \
+  CALL(cuDevicePrimaryCtxReset, "_v2", (CUdevice)) \
+  CALL(cuCtxCreate, "_v2", (CUcontext *, unsigned, CUdevice)) \
+  CALL(cuCtxDestroy, "_v2", (CUcontext)) \
+  CALL(cuCtxPopCurrent, "_v2", (CUcontext *)) \
+  CALL(cuCtxEnablePeerAccess, "", (CUcontext, unsigned)) \
+  CALL(cuCtxDisablePeerAccess, "", (CUcontext)) \
+  CALL(cuMemAlloc, "_v2", (CUdeviceptr *, size_t)) \
+  CALL(cuMemFree, "_v2", (CUdeviceptr)) \
+  CALL(cuMemGetAddressRange, "_v2", (CUdeviceptr *, size_t *, CUdeviceptr)) \
+  CALL(cuPointerGetAttribute, "", (void *, int, CUdeviceptr)) \
+  CALL(cuPointerGetAttributes, "", (unsigned, int *, void **, CUdeviceptr)) \
+  CALL(cuMemcpyPeer, "", (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t)) \
+  CALL(cuIpcGetMemHandle, "", (CUipcMemHandle *, CUdeviceptr)) \
+  CALL(cuIpcOpenMemHandle, "_v2", (CUdeviceptr *, CUipcMemHandle, unsigned)) \
+  CALL(cuIpcCloseMemHandle, "", (CUdeviceptr)) \
   CALL(cuMemCreate, "", (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long)) \
   CALL(cuMemRelease, "", (CUmemGenericAllocationHandle)) \
   CALL(cuMemRetainAllocationHandle, "", (CUmemGenericAllocationHandle *, void *)) \

@@ -6,6 +6,17 @@
 CUresult cuGetProcAddress(const char *, void **, int, uint64_t), cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 #endif
 
+/* The handles are the layer's where it is told to, and nowhere else. */
+static void ipc_works(void) {
+  CUdeviceptr base;
+  CUipcMemHandle handle;
+  size_t bytes = 0;
+  DRIVER(cu.cuMemAlloc(&base, 2u << 20));
+  DRIVER(cu.cuIpcGetMemHandle(&handle, base));
+  CHECK((memcmp(&handle, "FDBH", 4) == 0) == (getenv("EXPECT_MALLOC") != NULL));
+  CHECK(cu.cuMemGetAddressRange(NULL, &bytes, base) == CUDA_SUCCESS && bytes == 2u << 20);
+  DRIVER(cu.cuMemFree(base));
+}
 /* Exports and imports by the calls that were found. */
 static void share_works(void) {
   DRIVER(cu.cuInit(0));
@@ -19,6 +30,7 @@ static void share_works(void) {
   CHECK(close(fd) == 0 && close(pidfd) == 0 && close(number) == 0);
   free_buffer(buffer);
   CHECK(COMES_TRUE(free_bytes() == before));
+  ipc_works();
 }
 
 static void calls_when_found_by_get_proc_address_v2_share_memory(void) {

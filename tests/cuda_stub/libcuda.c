@@ -6,7 +6,8 @@
 // handles, mappings and exported fds keep it allocated, in any process, and a process holds no fd of it but the exported ones.
 // FDBROKER_CUDA_STUB_DEVICES is the number of GPUs (default 1), FDBROKER_CUDA_STUB_BYTES the memory of each, FDBROKER_CUDA_STUB_MIG=2,0
 // cuts the first into two MIG instances, and with FDBROKER_CUDA_STUB_NO_PEERS no GPU reaches another's memory. All processes of a test
-// get the same four; CUDA_VISIBLE_DEVICES says what one of them sees (devices.h). Programs that shall take these files for VMM fds
+// get the same four; CUDA_VISIBLE_DEVICES says what one of them sees (devices.h). With FDBROKER_CUDA_STUB_NO_VMM devices say that
+// they have no VMM memory. Programs that shall take these files for VMM fds
 // preload this library, or looks.c alone.
 //
 // Build: cc -shared -fPIC -O2 -o libcuda.so.1 libcuda.c     (-DWITHOUT_EXPORT leaves a symbol out)
@@ -21,7 +22,8 @@
 // CUresult, cuda.h 13.0.
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-    INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, NOT_FOUND = 500, NOT_SUPPORTED = 801,
+    INVALID_CONTEXT = 201, PEER_UNSUPPORTED = 217, OPERATING_SYSTEM = 304, INVALID_HANDLE = 400, NOT_FOUND = 500, PEER_ENABLED = 704,
+    PEER_NOT_ENABLED = 705, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900,
 };
 enum { STACK = 64 };
 
@@ -39,14 +41,7 @@ static _Thread_local void *current[STACK];
 
 #include "devices.h"
 
-// Of each device; the address is its context.
-static unsigned retained[GPUS_MOST];
-static int is_context(const void *context) {
-    for (int device = 0; device < GPUS_MOST; device++)
-        if (context == &retained[device]) return retained[device] > 0;
-    return 0;
-}
-static int current_device(void) { return (unsigned *)current[depth - 1] - retained; }
+#include "contexts.h"
 
 // The driver looks around when it is loaded, which is before the constructors of libraries that are preloaded.
 __attribute__((constructor)) static void look_around(void) {
@@ -75,6 +70,11 @@ API cuGetErrorName(int error, const char **text) {
     case NO_DEVICE: *text = "CUDA_ERROR_NO_DEVICE"; break;
     case INVALID_DEVICE: *text = "CUDA_ERROR_INVALID_DEVICE"; break;
     case INVALID_CONTEXT: *text = "CUDA_ERROR_INVALID_CONTEXT"; break;
+    case PEER_UNSUPPORTED: *text = "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"; break;
+    case INVALID_HANDLE: *text = "CUDA_ERROR_INVALID_HANDLE"; break;
+    case PEER_ENABLED: *text = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"; break;
+    case PEER_NOT_ENABLED: *text = "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"; break;
+    case CAPTURE_UNSUPPORTED: *text = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
     case OPERATING_SYSTEM: *text = "CUDA_ERROR_OPERATING_SYSTEM"; break;
     case NOT_FOUND: *text = "CUDA_ERROR_NOT_FOUND"; break;
     case NOT_SUPPORTED: *text = "CUDA_ERROR_NOT_SUPPORTED"; break;
@@ -82,34 +82,6 @@ API cuGetErrorName(int error, const char **text) {
     }
     return SUCCESS;
 }
-API cuDevicePrimaryCtxRetain(void **context, int device) {
-    NEED_INIT;
-    if (!is_device(device)) return INVALID_DEVICE;
-    __atomic_add_fetch(&retained[device], 1, __ATOMIC_SEQ_CST);
-    *context = &retained[device];
-    return SUCCESS;
-}
-API cuDevicePrimaryCtxRelease_v2(int device) {
-    NEED_INIT;
-    if (!is_device(device) || !retained[device]) return INVALID_CONTEXT;
-    __atomic_sub_fetch(&retained[device], 1, __ATOMIC_SEQ_CST);
-    return SUCCESS;
-}
-API cuCtxPushCurrent_v2(void *context) {
-    NEED_INIT;
-    if (!is_context(context) || depth == STACK) return INVALID_CONTEXT;
-    current[depth++] = context;
-    return SUCCESS;
-}
-API cuCtxPopCurrent_v2(void **context) {
-    NEED_INIT;
-    if (!depth) return INVALID_CONTEXT;
-    *context = current[--depth];
-    return SUCCESS;
-}
-
-API cuCtxGetDevice(int *device) { NEED_CONTEXT; *device = current_device(); return SUCCESS; }
-
 // The last copy to the device. With the real driver a copy may return before it has arrived; here it always does. It arrives
 // when this process does its next work or waits for it; other processes see it no sooner.
 static struct { char *to, *bytes; size_t length; } pending;
@@ -153,14 +125,6 @@ API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
     return SUCCESS;
 }
 
-// Memory of cuMemAlloc can only be shared as a dma-buf, which needs a device.
-API cuMemAlloc_v2(uint64_t *base, size_t bytes) {
-    NEED_CONTEXT;
-    void *got = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-    *base = (uint64_t)got;
-    return got ? SUCCESS : OUT_OF_MEMORY;
-}
-API cuMemFree_v2(uint64_t base) { NEED_CONTEXT; free((void *)base); return SUCCESS; }
 API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     NEED_CONTEXT;
     pthread_mutex_lock(&mutex);
@@ -170,4 +134,5 @@ API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 #include "memory.h"
+#include "pointers.h"
 #include "entry.h"

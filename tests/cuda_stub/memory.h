@@ -8,7 +8,7 @@
 
 enum { GRANULE = 65536, MOST = 1 << 16 };
 // CUmemAllocationHandleType, CUmemLocationType, CUmemAllocationType, CUmemAccess_flags.
-enum { KIND_FD = 1, KIND_FABRIC = 8, DEVICE = 1, PINNED = 1, READ_WRITE = 3 };
+enum { KIND_FD = 1, KIND_FABRIC = 8, DEVICE = 1, PINNED = 1, NO_ACCESS = 0, READ_WRITE = 3 };
 // CUmemFabricHandle.
 enum { FABRIC_BYTES = 64 };
 // Handles are no small numbers, as the driver's are not.
@@ -39,8 +39,7 @@ static Range ranges[MOST];
 static Map maps[MOST];
 // Slots that were ever used, and the slot that was freed last: its handle's value comes back first. 0: none; else its number + 1.
 static unsigned allocations_used, ranges_used, maps_used, last_freed;
-// CU_POINTER_ATTRIBUTE_BUFFER_ID, and the last one that was given; CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
-enum { BUFFER_ID = 7, DEVICE_ORDINAL = 9 };
+// CU_POINTER_ATTRIBUTE_BUFFER_ID: the last one that was given.
 static unsigned long long last_id;
 
 // --- physical memory; all these are called with the lock held ---
@@ -296,7 +295,8 @@ API cuMemMap(uint64_t base, size_t bytes, size_t offset, unsigned long long hand
 static int check_access(const Access *desc, const char *base, size_t bytes) {
     if (desc->location.kind != DEVICE || !is_device(desc->location.id)) return INVALID_VALUE;
     // Some drivers cannot map for reading only.
-    return !is_reached(desc->location.id, base, bytes) ? INVALID_DEVICE : desc->flags != READ_WRITE ? NOT_SUPPORTED : SUCCESS;
+    if (!is_reached(desc->location.id, base, bytes)) return INVALID_DEVICE;
+    return desc->flags == READ_WRITE || desc->flags == NO_ACCESS ? SUCCESS : NOT_SUPPORTED;
 }
 // [api] For each location of the list; a device keeps what it was given before. [seen] A mapping needs no access of its own GPU.
 API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count) {
@@ -305,8 +305,10 @@ API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count
     int result = count && mapped((char *)base, bytes) == (ssize_t)bytes ? SUCCESS : INVALID_VALUE;
     for (size_t at = 0; !result && at < count; at++) result = check_access(&desc[at], (char *)base, bytes);
     for (unsigned i = 0; !result && i < maps_used; i++)
-        for (size_t at = 0; maps[i].what && maps[i].base >= (char *)base && maps[i].base < (char *)base + bytes && at < count; at++)
-            maps[i].reached_by |= 1u << desc[at].location.id;
+        for (size_t at = 0; maps[i].what && maps[i].base >= (char *)base && maps[i].base < (char *)base + bytes && at < count; at++) {
+            unsigned bit = 1u << desc[at].location.id;
+            maps[i].reached_by = desc[at].flags == READ_WRITE ? maps[i].reached_by | bit : maps[i].reached_by & ~bit;
+        }
     if (!result) mprotect((void *)base, bytes, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&mutex);
     return result;
@@ -315,7 +317,8 @@ API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count
 API cuMemUnmap(uint64_t base, size_t bytes) {
     NEED_INIT;
     pthread_mutex_lock(&mutex);
-    arrive();
+    // It waits for nobody, but what is still to be written there must not tear the process down.
+    if (pending.bytes && pending.to >= (char *)base && pending.to < (char *)base + bytes) arrive();
     int result = bytes && mapped((char *)base, bytes) == (ssize_t)bytes ? SUCCESS : INVALID_VALUE;
     if (!result) reserve_again((char *)base, bytes);
     for (unsigned i = 0; !result && i < maps_used; i++) {
@@ -342,42 +345,6 @@ API cuMemRetainAllocationHandle(unsigned long long *handle, void *address) {
         map->what->refs++;
         *handle = handle_of(map->what);
     }
-    pthread_mutex_unlock(&mutex);
-    return map ? SUCCESS : INVALID_VALUE;
-}
-// Of VMM memory the mapping; its id is that of no other, before or after.
-API cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t address) {
-    NEED_CONTEXT;
-    pthread_mutex_lock(&mutex);
-    const Map *map = map_at((char *)address);
-    if (map) *base = (uint64_t)map->base, *bytes = map->bytes;
-    pthread_mutex_unlock(&mutex);
-    return map ? SUCCESS : NOT_FOUND;
-}
-API cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
-    NEED_CONTEXT;
-    pthread_mutex_lock(&mutex);
-    const Map *map = map_at((char *)address);
-    int ordinal = map ? ordinal_of(place_of(map->what->path)) : NOWHERE;
-    if (map && attribute == BUFFER_ID) *(unsigned long long *)value = map->id;
-    // [seen] Of memory of a hidden GPU it says 0, which is no answer: the context was that of device 0.
-    if (map && attribute == DEVICE_ORDINAL) *(int *)value = ordinal == NOWHERE ? current_device() : ordinal;
-    pthread_mutex_unlock(&mutex);
-    return map && (attribute == BUFFER_ID || attribute == DEVICE_ORDINAL) ? SUCCESS : INVALID_VALUE;
-}
-// No calls of CUDA, but for tests: whether a device was given access, and the UUID of the GPU on which the memory is, seen here or not.
-// An fd says the latter by the last number of its file's name, a place. (cuMemGetAccess would promise mappings for reading alone.)
-API fdbroker_cuda_stub_access(int *is_given, int device, uint64_t address) {
-    pthread_mutex_lock(&mutex);
-    const Map *map = map_at((char *)address);
-    if (map) *is_given = map->reached_by >> device & 1;
-    pthread_mutex_unlock(&mutex);
-    return map ? SUCCESS : INVALID_VALUE;
-}
-API fdbroker_cuda_stub_uuid(unsigned char *uuid, uint64_t address) {
-    pthread_mutex_lock(&mutex);
-    const Map *map = map_at((char *)address);
-    if (map) uuid_of(place_of(map->what->path), uuid);
     pthread_mutex_unlock(&mutex);
     return map ? SUCCESS : INVALID_VALUE;
 }

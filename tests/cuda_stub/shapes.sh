@@ -11,14 +11,14 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes ends entry reopen pressure outages devices; do
+for name in by_value by_message lifetimes ends entry reopen pressure outages devices malloc; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
   -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi"
 check "gpu.c of the C ABI compiles" compile -Ilibclient/capi/include tests/capi/gpu.c -o "$work/gpu" \
   -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi" -ldl
-for name in entry lifetimes; do
+for name in entry lifetimes malloc; do
   check "$name.c compiles, linked to libcuda" compile -DLINKED "$here/$name.c" -o "$work/${name}_linked" "$work/libcuda.so.1"
 done
 
@@ -26,7 +26,7 @@ done
 program() {
   local label=$1 status=0 card_dir p f; shift
   card_dir=$(mktemp -d "$memory/card-XXXXXX")
-  LD_LIBRARY_PATH=$work FDBROKER_CUDA_STUB_DIR=$card_dir FDBROKER_CUDA_STUB_BYTES=$card \
+  LD_LIBRARY_PATH=$work FDBROKER_CUDA_STUB_DIR=$card_dir FDBROKER_CUDA_STUB_BYTES=${CARD:-$card} \
     timeout --kill-after=5 120 "$@" > "$work/shape.out" 2> "$work/shape.err" || status=$?
   sed "s/^\(ok  *\|FAIL *\)/&$label: /" "$work/shape.out"
   p=$(grep -c '^ok ' "$work/shape.out") f=$(grep -c '^FAIL' "$work/shape.out")
@@ -63,6 +63,12 @@ program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
 
 program "direct, an allocator preloaded" env "LD_PRELOAD=$work/allocator.so" "$work/by_value"
+
+# Memory of cuMemAlloc, in pieces of some MiB, and CUDA's own IPC.
+peers=memory_when_peers_are_enabled_is_reached_until_they_are_disabled
+CARD=67108864 program direct "$work/malloc"
+CARD=67108864 program "direct, linked" "$work/malloc_linked"
+CARD=67108864 program "direct, two GPUs" env FDBROKER_CUDA_STUB_DEVICES=2 "$work/malloc" "$peers"
 
 # --- the C ABI ---
 
