@@ -126,6 +126,45 @@ behind[3]=$work/allocator.so before[3]=$work/allocator.so
 layered "layer, an allocator behind it" -- "${behind[@]}" "$work/by_value"
 layered "layer, an allocator before it" -- "${before[@]}" "$work/entry_linked"
 
+# --- memory of cuMemAlloc ---
+
+# mallocs LABEL OPTIONS... -- COMMAND...: as `layered`, with memory of cuMemAlloc under the layer, too.
+mallocs() {
+  local label=$1 options=(); shift
+  while [ "$1" != -- ]; do options+=("$1"); shift; done
+  shift
+  CARD=${CARD:-67108864} program "$label" env EXPECT_LAYER=1 EXPECT_MALLOC=1 "LD_PRELOAD=$work/looks.so" "$fdbroker" run --cuda=malloc "${options[@]}" -- "$@"
+}
+ipc=memory_when_its_handle_is_opened_twice_is_the_same_memory
+unknown=handle_when_the_consumer_cannot_know_it_is_invalid
+again=handle_when_the_broker_is_killed_and_started_anew_lives_on
+mallocs malloc -- "$work/malloc"
+mallocs "malloc, linked" -- "$work/malloc_linked"
+mallocs "malloc, two GPUs" -- env FDBROKER_CUDA_STUB_DEVICES=2 "$work/malloc" "$peers"
+EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" mallocs "malloc, evicted" -- "$work/malloc" "$ipc"
+check "malloc, evicted: there were recalls" recalled
+CONSUMER="env -u LD_PRELOAD" mallocs "malloc, consumer without it" -- "$work/malloc" "$unknown"
+CONSUMER="env LD_PRELOAD=$work/looks.so $fdbroker run --cuda=malloc --" mallocs "malloc, consumer of another broker" -- "$work/malloc" "$unknown"
+LIMIT="LD_PRELOAD= '$fdbroker' limits set client.allocations=1 > /dev/null" mallocs "malloc, caps full" -- "$work/malloc" \
+  handle_when_the_caps_are_full_is_an_error_and_the_memory_stays
+CONSUMER="env CUDA_VISIBLE_DEVICES=1" mallocs "malloc, a hidden GPU" -- env FDBROKER_CUDA_STUB_DEVICES=2 "$work/malloc" \
+  handle_when_its_gpu_is_hidden_from_the_consumer_is_refused
+# All else works beside it, in the ways in which programs find the calls.
+for name in by_value lifetimes entry; do CARD=$card mallocs malloc -- "$work/$name"; done
+CARD=$card mallocs "malloc, linked" -- "$work/entry_linked"
+# Where it is of no use it is off, and says so once.
+is_off_once() { [ "$(grep -c "^fdbroker-cuda.*memory of cuMemAlloc $1" "$work/shape.err")" = 1 ]; }
+off=(attributes_when_asked_are_those_of_all_memory free_when_work_is_under_way_waits)
+CARD=67108864 program "malloc, no VMM" env FDBROKER_CUDA_STUB_NO_VMM=1 "LD_PRELOAD=$work/looks.so" \
+  "$fdbroker" run --cuda=malloc -- "$work/malloc" "${off[@]}"
+check "malloc, no VMM: there is one line on stderr" is_off_once "is the driver's own: the device has no VMM"
+CARD=67108864 program "malloc, a limit of MPS" env CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=1G "LD_PRELOAD=$work/looks.so" \
+  "$fdbroker" run --cuda=malloc -- "$work/malloc" "${off[@]}"
+check "malloc, a limit of MPS: there is one line on stderr" is_off_once "is the driver's own: CUDA_MPS"
+CARD=67108864 program "malloc, no broker" env FDBROKER_CUDA_MALLOC=1 "FDBROKER_SOCKET=$work/none.sock" "LD_PRELOAD=$layer" \
+  "$work/malloc" "${off[@]}"
+check "malloc, no broker: there is one line on stderr" is_off_once "are the driver's own: .*NOT_CONNECTED"
+
 # --- consumers elsewhere ---
 
 tensor=tensor_when_exported_segment_by_segment_is_the_consumers_memory
@@ -157,6 +196,9 @@ trap 'kill "$(cat "$work/broker.pid")" 2> /dev/null; rm -rf "$work" "$memory"' E
 broker=(sh -c 'bash "$0" && LD_PRELOAD=$1 && export LD_PRELOAD && shift && exec "$@"' "$work/broker.sh" "$layer")
 program "layer, broker killed" env EXPECT_LAYER=1 "RESTART=bash $work/broker.sh" \
   "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/pressure" "$restarted" "$storm"
+
+CARD=67108864 program "malloc, broker killed" env EXPECT_LAYER=1 EXPECT_MALLOC=1 FDBROKER_CUDA_MALLOC=1 "RESTART=bash $work/broker.sh" \
+  "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/malloc" "$again"
 
 cat > "$work/outage.sh" <<OUTAGE
 kill -9 "\$(cat "$work/broker.pid")"

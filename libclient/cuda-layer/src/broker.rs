@@ -1,11 +1,12 @@
 //! This process's connection to the broker. Must never take what a parent has for this process's
 //! own.
 
+use crate::asked;
 use crate::memory;
 use crate::result::{CuResult, OUT_OF_MEMORY};
 use crate::say::{News, once};
-use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
-use fdbroker_layer::{Connected, Connection, Fetched, State, is_absent};
+use fdbroker_client::{Client, Error, ErrorCode, Handle, Recall, RecallAnswer};
+use fdbroker_layer::{Connected, Connection, Fetched, State, is_absent, patiently};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 
@@ -46,7 +47,8 @@ impl State for Cuda {
         } else {
             (News::NoBroker, "the broker cannot be used")
         };
-        once(news, format_args!("{what}, exported fds are the driver's own: {error}"));
+        let own = if asked::is_malloc() { " and memory of cuMemAlloc" } else { "" };
+        once(news, format_args!("{what}, exported fds{own} are the driver's own: {error}"));
     }
 
     fn say_waiting(error: &Error) {
@@ -90,6 +92,16 @@ pub fn note_driver() {
 /// Tells the user once that there is no broker, or that it is gone.
 pub fn say_absent(error: &Error) {
     CONNECTION.say_absent(error);
+}
+
+/// An fd for a handle. Waits for a recall.
+///
+/// # Errors
+/// Those of [`Client::acquire`].
+pub fn acquire(handle: &Handle) -> Result<Fetched, Error> {
+    let absent = || Error::new(ErrorCode::NotConnected, "there is no broker");
+    let connected = CONNECTION.awaited().ok_or_else(absent)?;
+    patiently::<Cuda, _>(|deadline| connected.acquire(handle, None, deadline))
 }
 
 /// An fd for a virtual fd. Waits for a recall.

@@ -3,9 +3,11 @@
 
 use crate::dynamic;
 use crate::result::{
-    ATTRIBUTES_OF_PLACE, Create, CuMemAllocationProp, CuMemHandle, CuResult, DeviceAttribute,
-    DeviceGet, DeviceUuid, Export, GetProcAddress, GetProcAddressV2, Import, LOCATION_DEVICE, Map,
-    NOT_FOUND, Properties, Release, Retain, SUCCESS, Unmap,
+    ATTRIBUTES_OF_PLACE, AddressRange, Alloc, Create, CuContext, CuMemAllocationProp, CuMemHandle,
+    CuResult, CurrentContext, CurrentDevice, DeviceAttribute, DeviceGet, DeviceUuid, EnablePeer,
+    Export, Free, GetAttribute, GetAttributes, GetProcAddress, GetProcAddressV2, Granularity,
+    Import, IpcGet, IpcOpen, LOCATION_DEVICE, Map, NOT_FOUND, OfContext, OfDevice, PrimaryRetain,
+    PrimaryState, Properties, Release, Reserve, Retain, SUCCESS, SetAccess, Unmap,
 };
 use fdbroker_client::Gpu;
 use std::ffi::{CStr, c_int, c_void};
@@ -34,6 +36,31 @@ pub static MAP: Function<Map> = Function::new(c"cuMemMap");
 pub static UNMAP: Function<Unmap> = Function::new(c"cuMemUnmap");
 pub static EXPORT: Function<Export> = Function::new(c"cuMemExportToShareableHandle");
 pub static IMPORT: Function<Import> = Function::new(c"cuMemImportFromShareableHandle");
+pub static RESERVE: Function<Reserve> = Function::new(c"cuMemAddressReserve");
+pub static UNRESERVE: Function<Unmap> = Function::new(c"cuMemAddressFree");
+pub static SET_ACCESS: Function<SetAccess> = Function::new(c"cuMemSetAccess");
+pub static GRANULARITY: Function<Granularity> = Function::new(c"cuMemGetAllocationGranularity");
+pub static ALLOC: Function<Alloc> = Function::new(c"cuMemAlloc_v2");
+pub static FREE: Function<Free> = Function::new(c"cuMemFree_v2");
+pub static ADDRESS_RANGE: Function<AddressRange> = Function::new(c"cuMemGetAddressRange_v2");
+pub static IPC_GET: Function<IpcGet> = Function::new(c"cuIpcGetMemHandle");
+pub static IPC_OPEN: Function<IpcOpen> = Function::new(c"cuIpcOpenMemHandle");
+pub static IPC_OPEN_V2: Function<IpcOpen> = Function::new(c"cuIpcOpenMemHandle_v2");
+pub static IPC_CLOSE: Function<Free> = Function::new(c"cuIpcCloseMemHandle");
+pub static GET_ATTRIBUTE: Function<GetAttribute> = Function::new(c"cuPointerGetAttribute");
+pub static GET_ATTRIBUTES: Function<GetAttributes> = Function::new(c"cuPointerGetAttributes");
+pub static ENABLE_PEER: Function<EnablePeer> = Function::new(c"cuCtxEnablePeerAccess");
+pub static DISABLE_PEER: Function<OfContext> = Function::new(c"cuCtxDisablePeerAccess");
+pub static CTX_DESTROY: Function<OfContext> = Function::new(c"cuCtxDestroy");
+pub static CTX_DESTROY_V2: Function<OfContext> = Function::new(c"cuCtxDestroy_v2");
+pub static PRIMARY_RELEASE: Function<OfDevice> = Function::new(c"cuDevicePrimaryCtxRelease");
+pub static PRIMARY_RELEASE_V2: Function<OfDevice> = Function::new(c"cuDevicePrimaryCtxRelease_v2");
+pub static PRIMARY_RESET: Function<OfDevice> = Function::new(c"cuDevicePrimaryCtxReset");
+pub static PRIMARY_RESET_V2: Function<OfDevice> = Function::new(c"cuDevicePrimaryCtxReset_v2");
+pub static PRIMARY_RETAIN: Function<PrimaryRetain> = Function::new(c"cuDevicePrimaryCtxRetain");
+pub static PRIMARY_STATE: Function<PrimaryState> = Function::new(c"cuDevicePrimaryCtxGetState");
+static CURRENT_CONTEXT: Function<CurrentContext> = Function::new(c"cuCtxGetCurrent");
+static CURRENT_DEVICE: Function<CurrentDevice> = Function::new(c"cuCtxGetDevice");
 static PROPERTIES: Function<Properties> = Function::new(c"cuMemGetAllocationPropertiesFromHandle");
 static DEVICE_GET: Function<DeviceGet> = Function::new(c"cuDeviceGet");
 static DEVICE_UUID: Function<DeviceUuid> = Function::new(c"cuDeviceGetUuid");
@@ -88,13 +115,13 @@ pub fn release(handle: CuMemHandle) {
 
 /// Which GPU memory is on; [`Gpu::NONE`]: of none, or the driver does not say.
 pub fn gpu_of(handle: CuMemHandle) -> Gpu {
-    ordinal_of(handle).map_or(Gpu::NONE, |ordinal| {
+    device_of(handle).map_or(Gpu::NONE, |device| {
         // A program exports hundreds in a row, and the driver takes microseconds for a name.
-        let known = usize::try_from(ordinal).ok().and_then(|place| GPUS.get(place));
+        let known = usize::try_from(device).ok().and_then(|place| GPUS.get(place));
         if let Some(gpu) = known.and_then(OnceLock::get) {
             return *gpu;
         }
-        let gpu = gpu_named(ordinal).unwrap_or(Gpu::NONE);
+        let gpu = gpu_named(device);
         if let Some(place) = known.filter(|_| gpu != Gpu::NONE) {
             // Another thread may have been faster, with the same.
             let _ = place.set(gpu);
@@ -103,32 +130,44 @@ pub fn gpu_of(handle: CuMemHandle) -> Gpu {
     })
 }
 
-fn gpu_named(ordinal: c_int) -> Option<Gpu> {
-    let mut device = 0;
-    // SAFETY: writes one CUdevice through the pointer.
-    let answer = unsafe { DEVICE_GET.get()?(&raw mut device, ordinal) };
-    if answer != SUCCESS {
-        return None;
-    }
+fn gpu_named(device: c_int) -> Gpu {
     let uuids = [&DEVICE_UUID, &DEVICE_UUID_V2].map(|function| {
         let mut uuid = [0; 16];
         // SAFETY: writes a CUuuid, 16 bytes, through the pointer.
         let answer = unsafe { function.get()?(&raw mut uuid, device) };
         (answer == SUCCESS).then_some(uuid)
     });
-    let place = ATTRIBUTES_OF_PLACE.map(|attribute| {
-        let mut value = 0;
-        // SAFETY: writes one int through the pointer.
-        let answer = unsafe { DEVICE_ATTRIBUTE.get()?(&raw mut value, attribute, device) };
-        u32::try_from(value).ok().filter(|_| answer == SUCCESS)
-    });
-    Some(fdbroker_client::cuda::gpu_named(uuids, place))
+    let of_device = |attribute| u32::try_from(attribute_of(device, attribute)?).ok();
+    fdbroker_client::cuda::gpu_named(uuids, ATTRIBUTES_OF_PLACE.map(of_device))
 }
 
-/// The number of the device that memory is on.
-fn ordinal_of(handle: CuMemHandle) -> Option<c_int> {
-    let mut prop = CuMemAllocationProp::default();
+/// What a device has of an attribute. `None`: the driver does not say.
+pub fn attribute_of(device: c_int, attribute: c_int) -> Option<c_int> {
+    let mut value = 0;
+    // SAFETY: writes one int through the pointer.
+    let answer = unsafe { DEVICE_ATTRIBUTE.get()?(&raw mut value, attribute, device) };
+    (answer == SUCCESS).then_some(value)
+}
+
+/// The device that memory is on. `None`: it is on none that this process sees.
+pub fn device_of(handle: CuMemHandle) -> Option<c_int> {
+    let (mut prop, mut device) = (CuMemAllocationProp::default(), 0);
     // SAFETY: a handle that the caller has pinned; fills in the structure, which is whole.
     let answer = unsafe { PROPERTIES.get()?(&raw mut prop, handle) };
-    (answer == SUCCESS && prop.location_kind == LOCATION_DEVICE).then_some(prop.location)
+    if answer != SUCCESS || prop.location_kind != LOCATION_DEVICE {
+        return None;
+    }
+    // SAFETY: writes one CUdevice through the pointer.
+    let answer = unsafe { DEVICE_GET.get()?(&raw mut device, prop.location) };
+    (answer == SUCCESS).then_some(device)
+}
+
+/// This thread's context and its device. `None`: it has none.
+pub fn current() -> Option<(CuContext, c_int)> {
+    let (mut context, mut device) = (0, 0);
+    // SAFETY: each writes one value of its type through the pointer.
+    let answers = unsafe {
+        (CURRENT_CONTEXT.get()?(&raw mut context), CURRENT_DEVICE.get()?(&raw mut device))
+    };
+    (answers == (SUCCESS, SUCCESS) && context != 0).then_some((context, device))
 }

@@ -2,8 +2,9 @@
 //! that works in any process of the node. Must never make a program fail that runs with the driver
 //! alone, nor let a panic into it.
 //!
-//! **Layers** (tests/layers checks them): `result <- dynamic, records, say <- driver <-
-//! memory <- broker <- consume, produce <- entry <- names <- linker, preload`.
+//! **Layers** (tests/layers checks them): `asked, limits, result <- blocks, dynamic, records, say
+//! <- driver <- mapping, memory <- broker <- consume, produce <- malloc <- contexts, ipc, looks <-
+//! entry <- names <- linker, preload`.
 //!
 //! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol
 //! ([`preload`]), by dlsym ([`linker`]) or by cuGetProcAddress; for those in [`names`] it gets the
@@ -18,6 +19,17 @@
 //! | cuMemRelease | the last one waits while the memory is exported, because a recall needs the handle |
 //! | cuMemRetainAllocationHandle, cuMemMap, cuMemUnmap | are counted |
 //!
+//! With `FDBROKER_CUDA_MALLOC=1` (`fdbroker run --cuda=malloc`) these, too:
+//!
+//! | call | what the layer does |
+//! |---|---|
+//! | cuMemAlloc from 2 MiB on, cuMemFree | makes VMM memory that an fd can share: a block, with a twin of the driver's own ([`malloc`]) |
+//! | cuIpcGetMemHandle of a block | registers it once; the 64 bytes are the broker's handle |
+//! | cuIpcOpenMemHandle, cuIpcCloseMemHandle | a grant, imported and mapped; again in a context: the same address, counted |
+//! | cuPointerGetAttribute(s), cuMemGetAddressRange, cuMemRetainAllocationHandle | of a block what they answer for the driver's own memory ([`looks`]) |
+//! | cuCtxEnablePeerAccess, cuCtxDisablePeerAccess | the device reaches the blocks of the other context, or no longer |
+//! | cuCtxDestroy, cuDevicePrimaryCtxRelease, ...Reset | the blocks of a context that is gone go with it |
+//!
 //! **An exported allocation lives as long as with the driver alone**: while the program has a
 //! handle, a mapping or an open number of it, or another process an import or an fd. The number
 //! stands for the fd that the program would have open.
@@ -26,16 +38,25 @@
 //! imported, and memory that the layer has not seen the making of. Without a broker everything is,
 //! and one line on stderr says so.
 //!
-//! **Locks.** One, for the [`records`]. It is never held over a call of the driver or of the
-//! broker. A child of fork(2) has records of its own ([`memory`]) and makes its own connection.
+//! **Locks.** One each for the [`records`] and the [`blocks`]. Neither is held over a call of the
+//! driver or of the broker, nor while the other is taken. A child of fork(2) has both of its own
+//! ([`memory`]) and makes its own connection.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
+mod asked;
+mod blocks;
 mod broker;
 mod consume;
+mod contexts;
 mod driver;
 mod dynamic;
 mod entry;
+mod ipc;
+mod limits;
 mod linker;
+mod looks;
+mod malloc;
+mod mapping;
 mod memory;
 mod names;
 mod preload;

@@ -1,9 +1,12 @@
 //! This process's records, and what follows from them at the driver and at the broker. Must never
 //! hold their lock over a call of either, nor make a forked child wait for a lock of its parent's.
 
+use crate::blocks::Blocks;
 use crate::driver;
 use crate::records::{Close, Done, Id, Records};
-use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
+use crate::result::{
+    CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS,
+};
 use fdbroker_client::{
     Client, Deadline, EarlyRegistration, ErrorCode, Recall, RecallAnswer, Registration,
 };
@@ -16,6 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub type Memory = Records<Registration, EarlyRegistration, SharedLease>;
+pub type Pieces = Blocks<SharedLease>;
 pub type Follows = Done<Registration, EarlyRegistration, SharedLease>;
 
 /// The records of one process. A child's parent's are never freed: a thread that the child does not
@@ -23,6 +27,7 @@ pub type Follows = Done<Registration, EarlyRegistration, SharedLease>;
 struct OfProcess {
     process: u32,
     records: Mutex<Memory>,
+    blocks: Mutex<Pieces>,
     /// The driver takes itself apart: no recall may call it.
     has_ended: AtomicBool,
 }
@@ -32,6 +37,11 @@ static CURRENT: AtomicPtr<OfProcess> = AtomicPtr::new(null_mut());
 /// This process's records. A parent's are left alone: what it has is not a child's to end.
 pub fn records() -> MutexGuard<'static, Memory> {
     current().records.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's blocks, as the records. Neither lock is taken while the other is held.
+pub fn blocks() -> MutexGuard<'static, Pieces> {
+    current().blocks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn current() -> &'static OfProcess {
@@ -48,6 +58,7 @@ fn install(process: u32, before: *mut OfProcess) -> &'static OfProcess {
     let made = Box::into_raw(Box::new(OfProcess {
         process,
         records: Mutex::default(),
+        blocks: Mutex::default(),
         has_ended: AtomicBool::new(false),
     }));
     match CURRENT.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
@@ -101,6 +112,17 @@ pub fn close(client: &Client, number: VirtualFd) -> bool {
         }
     }
     true
+}
+
+/// Ends the registration of memory that was shared by a handle, if it was.
+pub fn unshare(client: Option<&Client>, handle: CuMemHandle) {
+    let begun = records().begin_unshare(handle);
+    let Some((id, registration)) = begun else { return };
+    if let Some(client) = client {
+        client.unregister_soon([registration]);
+    }
+    let follows = records().end_close(id);
+    follow(follows, client);
 }
 
 /// Exports an allocation again, on the library's thread.

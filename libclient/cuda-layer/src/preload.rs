@@ -1,9 +1,11 @@
 //! The driver's functions under their own names, for programs that link the driver. Must never be
 //! called from within this library: the dynamic linker may find the driver's instead.
 
-use crate::result::{CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult};
+use crate::result::{
+    CuContext, CuDevicePtr, CuIpcHandle, CuMemAllocationProp, CuMemHandle, CuResult, IpcHandle,
+};
 use crate::{entry, names};
-use std::ffi::{c_char, c_int, c_ulonglong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
 /// Exports functions under the driver's names, with the arguments of cuda.h.
 macro_rules! exports {
@@ -31,6 +33,28 @@ exports! {
         (shareable: *mut c_void, handle: CuMemHandle, kind: c_int, flags: c_ulonglong);
     fn cuMemImportFromShareableHandle = entry::import,
         (handle: *mut CuMemHandle, shareable: *mut c_void, kind: c_int);
+    fn cuMemAlloc_v2 = entry::allocate, (pointer: *mut CuDevicePtr, bytes: usize);
+    fn cuMemFree_v2 = entry::free, (pointer: CuDevicePtr);
+    fn cuMemGetAddressRange_v2 = entry::range,
+        (base: *mut CuDevicePtr, bytes: *mut usize, address: CuDevicePtr);
+    fn cuPointerGetAttribute = entry::attribute,
+        (data: *mut c_void, attribute: c_int, address: CuDevicePtr);
+    fn cuPointerGetAttributes = entry::attributes,
+        (count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, address: CuDevicePtr);
+    fn cuIpcGetMemHandle = entry::ipc_get, (handle: *mut CuIpcHandle, pointer: CuDevicePtr);
+    fn cuIpcOpenMemHandle = entry::ipc_open_v1,
+        (pointer: *mut CuDevicePtr, handle: IpcHandle, flags: c_uint);
+    fn cuIpcOpenMemHandle_v2 = entry::ipc_open,
+        (pointer: *mut CuDevicePtr, handle: IpcHandle, flags: c_uint);
+    fn cuIpcCloseMemHandle = entry::ipc_close, (pointer: CuDevicePtr);
+    fn cuCtxEnablePeerAccess = entry::enable_peer, (of: CuContext, flags: c_uint);
+    fn cuCtxDisablePeerAccess = entry::disable_peer, (of: CuContext);
+    fn cuCtxDestroy = entry::destroy_v1, (context: CuContext);
+    fn cuCtxDestroy_v2 = entry::destroy, (context: CuContext);
+    fn cuDevicePrimaryCtxRelease = entry::primary_release_v1, (device: c_int);
+    fn cuDevicePrimaryCtxRelease_v2 = entry::primary_release, (device: c_int);
+    fn cuDevicePrimaryCtxReset = entry::primary_reset_v1, (device: c_int);
+    fn cuDevicePrimaryCtxReset_v2 = entry::primary_reset, (device: c_int);
     fn cuGetProcAddress = names::proc_address,
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64);
     fn cuGetProcAddress_v2 = names::proc_address_v2,

@@ -220,7 +220,8 @@ fn soon() -> Deadline {
     Deadline::after(REGISTER_TIMEOUT)
 }
 
-fn deposit_of(memory: Pinned) -> Deposit {
+/// What the broker is told of memory that an fd shares.
+pub fn deposit_of(memory: Pinned) -> Deposit {
     let (owner_allocation_id, gpu) = (memory.id, driver::gpu_of(memory.handle));
     let facts =
         Facts { owner_allocation_id, gpu, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };

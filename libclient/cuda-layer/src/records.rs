@@ -14,6 +14,10 @@
 //! may be sent before. At most one is at a time. It keeps no memory: it is given up with the
 //! program's last reference, and when the program goes on elsewhere.
 
+mod shares;
+
+pub use shares::Share;
+
 use crate::result::CuMemHandle;
 use fdbroker_virtual_fds::VirtualFd;
 use std::collections::{BTreeMap, HashMap};
@@ -67,6 +71,8 @@ struct Record<R, L> {
     /// Where it was mapped last; it may not be any more.
     base: u64,
     exports: Vec<Export<R>>,
+    /// It is shared by a handle without a number.
+    share: Option<R>,
     /// The last end of a registration of it, as [`Records::ends`] counts them: the broker may be
     /// closing its fd. 0: none has ended; [`UNTOLD`]: the broker may not have been told yet.
     ended: u64,
@@ -192,6 +198,7 @@ impl<R, L> Default for Record<R, L> {
             maps: 0,
             base: 0,
             exports: Vec::new(),
+            share: None,
             ended: 0,
             pins: 0,
             releases: 0,
@@ -237,11 +244,13 @@ impl<R, E, L> Records<R, E, L> {
             return Done::default();
         }
         let exports = std::mem::take(&mut record.exports);
+        let share = record.share.take();
         for export in &exports {
             self.by_number.remove(&export.number);
         }
         // Its maps find it still.
-        let registrations = exports.into_iter().map(|export| export.registration).collect();
+        let registrations =
+            exports.into_iter().map(|export| export.registration).chain(share).collect();
         Done { registrations, ..self.settle(id) }
     }
 

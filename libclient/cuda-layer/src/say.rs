@@ -12,6 +12,9 @@ pub enum News {
     NotRegistered = 4,
     NotImported = 8,
     Waiting = 16,
+    NoMalloc = 32,
+    NotShared = 64,
+    NotOpened = 128,
 }
 
 static VOICE: Voice = Voice::new("fdbroker-cuda");

@@ -21,8 +21,12 @@ const PRELOAD: &str = "LD_PRELOAD";
 /// The most entries of a program header table that are looked at: a program has some ten.
 const ENTRIES_MOST: u16 = 256;
 
-/// The variable that preloads the layer into `command`, before what the user preloads.
-pub fn environment(command: &[OsString]) -> Result<[(&'static str, OsString); 1]> {
+/// The variable that the layer reads: whether memory of cuMemAlloc is its own, too.
+const MALLOC: &str = "FDBROKER_CUDA_MALLOC";
+
+/// The variables that preload the layer into `command`, before what the user preloads, and tell it
+/// what it is for.
+pub fn environment(command: &[OsString], malloc: bool) -> Result<[(&'static str, OsString); 2]> {
     if let Some(program) = command.first().and_then(|name| look_up(name))
         && is_static(&program)
     {
@@ -31,7 +35,8 @@ pub fn environment(command: &[OsString]) -> Result<[(&'static str, OsString); 1]
             program.display()
         )));
     }
-    Ok([(PRELOAD, super::first(PRELOAD, find()?.into_os_string()))])
+    let malloc = if malloc { "1" } else { "0" };
+    Ok([(PRELOAD, super::first(PRELOAD, find()?.into_os_string())), (MALLOC, malloc.into())])
 }
 
 /// The layer that was installed, or built, with this program.

@@ -398,3 +398,40 @@ fn early_when_what_is_behind_is_exported_or_imported_then_none() {
     records.map(0x10000 + SIZE, SIZE, C);
     assert_eq!(records.begin_early(id), None);
 }
+
+#[test]
+fn share_when_begun_again_then_the_same_while_it_is_current() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    assert_eq!(records.begin_share(B, |_| true), None);
+    let Some(Share::New(memory)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    assert_eq!((memory.handle, memory.size_bytes), (A, SIZE));
+    let Some(Share::New(late)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    assert_eq!(records.enter_share(memory.id, "one", |_| true), ("one", None));
+    // Another thread was faster.
+    assert_eq!(records.enter_share(late.id, "late", |_| true), ("one", Some("late")));
+    assert_eq!(records.unpin(memory.id), Done::default());
+    assert_eq!(records.unpin(late.id), Done::default());
+    assert_eq!(records.begin_share(A, |_| true), Some(Share::Known("one")));
+    assert!(records.is_shared(memory.id, |it| *it == "one"));
+    assert!(!records.is_shared(memory.id + 1, |_| true));
+    // The broker has ended it.
+    assert!(matches!(records.begin_share(A, |_| false), Some(Share::New(_))));
+}
+
+#[test]
+fn share_when_its_memory_is_released_then_it_is_closing() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    assert_eq!(records.begin_unshare(A), None);
+    let Some(Share::New(memory)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    records.enter_share(memory.id, "one", |_| true);
+    records.unpin(memory.id);
+    assert_eq!(records.begin_unshare(A), Some((memory.id, "one")));
+    assert_eq!(records.begin_unshare(A), None);
+    assert_eq!(records.end_close(memory.id), Done::default());
+    // A recall has it meanwhile: its handle lives on until that ends.
+    assert_eq!(records.begin_recall(memory.id), Some(A));
+    assert_eq!(records.begin_release(A), Release::Held);
+    assert_eq!(records.unpin(memory.id), Done { handles: vec![A], ..closing() });
+}

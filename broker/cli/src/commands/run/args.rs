@@ -43,11 +43,17 @@ pidfd_getfd and SCM_RIGHTS turn into the memory in any process of the job, whate
 the exporter keeps no fd open. All of the processes need it. This puts fdbroker's layer first into LD_PRELOAD; nothing
 can be preloaded into a program that is linked statically.
 
+With --cuda=malloc, memory that cudaMalloc (cuMemAlloc) gives from 2 MiB on is VMM memory, too, and the 64 bytes of
+cudaIpcGetMemHandle are the broker's handle: good in any process of the job that has the layer, whatever its namespaces, seen by
+`fdbroker ls` and `holders`, and under the caps. It sets FDBROKER_CUDA_MALLOC=1. docs/unmodified.md says what differs for a program,
+and when not to use it.
+
 Examples:
   fdbroker run -- mpirun -n 4 ./app
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
   fdbroker run --cuda -- python train.py
+  fdbroker run --cuda=malloc -- python serve.py
   fdbroker run --max-fds 4096 -- ./app
   fdbroker run --report fds.svg -- ./app
   fdbroker run --report fds.csv -- ./app
@@ -59,6 +65,15 @@ Examples:
   mpirun -n 8 sh -c 'ulimit -c 0; fdbroker run --join --max-fds 4096 -- ./app'
   mpirun -n 4 fdbroker run --join --job coupled -- ./ocean &      two launchers, one broker
   mpirun -n 4 fdbroker run --join --job coupled -- ./ice";
+
+/// What the CUDA layer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Cuda {
+    /// VMM memory that is exported as an fd
+    Vmm,
+    /// The same, and memory of cudaMalloc by CUDA's IPC calls
+    Malloc,
+}
 
 /// Run a command with a private broker: no root, no installation
 #[derive(Debug, clap::Args)]
@@ -86,9 +101,10 @@ pub struct Args {
     /// Let Level Zero IPC handles of COMMAND work by value in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
-    /// Let CUDA VMM memory that COMMAND exports as an fd reach all processes of the node: see below
-    #[arg(long)]
-    pub cuda: bool,
+    /// Let CUDA VMM memory that COMMAND exports as an fd reach all processes of the node; =malloc:
+    /// memory of cudaMalloc, too: see below
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "vmm")]
+    pub cuda: Option<Cuda>,
     /// Command and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -16,6 +16,7 @@ use crate::output::{aside, commas, counted, human_time, say};
 use crate::private_broker::{PrivateBroker, SELF, pid_of};
 use crate::records::StatusView;
 use crate::signals::Signals;
+use args::Cuda;
 use exec::Variable;
 use fdbrokerd::settings::assignment;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -56,10 +57,10 @@ pub fn run(args: Args) -> Result<u8> {
             );
         }
     }
-    if cuda {
+    if let Some(what) = cuda {
         // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C
         // library.
-        layers.extend(cuda::environment(&command)?);
+        layers.extend(cuda::environment(&command, what == Cuda::Malloc)?);
     }
     if join {
         join::run(&command, max_fds, job.as_deref(), layers)
