@@ -56,17 +56,21 @@ gpu --
 gpu FDBROKER_CUDA_STUB_DEVICES=3 -- devices
 gpu FDBROKER_CUDA_STUB_DEVICES=3 FDBROKER_CUDA_STUB_NO_PEERS=1 -- devices-apart
 
-# hidden ENVIRONMENT...: a trainer that sees two GPUs, and engines that see one each.
-hidden() {
-  local status=0 p f
+# python NAME [VARIABLE=VALUE]... PROGRAM [ARGUMENT]...: runs a program of tests/gpu in Python and counts its checks.
+python() {
+  local name=$1 status=0 p f; shift
   under_stub 120 env FDBROKER_CUDA_STUB_DEVICES=2 "FDBROKER_LIBRARY=$FDBROKER_BIN_DIR/capi/libfdbroker.so.0" PYTHONPATH=libclient/python \
-    "$@" python3 tests/gpu/hidden.py > "$work/out" || status=$?
+    "$@" > "$work/out" || status=$?
   cat "$work/out"
   read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")
-  count "$status" "$p" "$f" "GPUs that a process does not see $*"
+  count "$status" "$p" "$f" "$name"
 }
-hidden
-hidden FDBROKER_CUDA_STUB_NO_PEERS=1
+# A trainer that sees two GPUs, and engines that see one each.
+python "GPUs that a process does not see" python3 tests/gpu/hidden.py
+python "GPUs that a process does not see, no peers" FDBROKER_CUDA_STUB_NO_PEERS=1 python3 tests/gpu/hidden.py
+# What the driver says of memory of cudaMalloc, with the layer and without it.
+python "memory of cudaMalloc" FDBROKER_CUDA_STUB_BYTES=1073741824 python3 tests/gpu/malloc.py "$FDBROKER_BIN_DIR" --facts
+python "memory of cudaMalloc, two GPUs" FDBROKER_CUDA_STUB_BYTES=1073741824 python3 tests/gpu/malloc.py "$FDBROKER_BIN_DIR" --facts --gpus 2
 
 demo=("$FDBROKER_BIN_DIR/fdbroker" demo --memory cuda --ranks 4 --buffers 50 --timeout 60 --without-broker --json)
 if under_stub 150 tests/demo.sh "${demo[@]}"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi

@@ -6,20 +6,22 @@ set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 
 case ${1-} in
-  '') ;;
+  '' | malloc)
+    [ $# -le 1 ] || { echo "tests/gpu/run.sh: too many arguments (--help explains)" >&2; exit 2; } ;;
   objects)
     [ $# -le 2 ] || { echo "tests/gpu/run.sh: too many arguments (--help explains)" >&2; exit 2; } ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/gpu/run.sh [objects [MIB]]
+usage: tests/gpu/run.sh [objects [MIB] | malloc]
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
-for namespaces of processes, and some nine minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
+for namespaces of processes, and some thirteen minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
 (tests/gpu/README.md); without it they are built here. Prints each check, then a table of figures, then the same figures as
 JSON lines; `objects` does the part of named objects alone, with MIB of named weights (32768, or half of a small device), in 100 s
 at most, and without PyTorch. Else it goes on with what PyTorch, a DataLoader, sleep and checkpoints do under the CUDA layer and without it,
 and with brokers that are killed (tests/gpu/pytorch/run.py alone does that part; its --part one of it). What this machine lacks is
-named by a line `not run: PART: REASON`, and counts as nothing.
+named by a line `not run: PART: REASON`, and counts as nothing. `malloc` does the part of cudaMalloc and CUDA's IPC calls alone, some four
+minutes: what the driver says with the layer and without it, row by row, times beside each other, and PyTorch's default allocator.
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no GPU here.
 HELP
@@ -30,6 +32,17 @@ esac
 . tests/gpu/programs.sh
 if [ "${1-}" = objects ]; then
   part "named objects" 100 "$gpu" "$@"
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]
+  exit
+fi
+# Memory of cudaMalloc and CUDA's own IPC calls.
+malloc() {
+  part "memory of cudaMalloc" 300 python3 tests/gpu/malloc.py "$FDBROKER_BIN_DIR"
+  pytorch --gib 24 --part malloc
+}
+if [ "${1-}" = malloc ]; then
+  malloc
   echo "$passed passed, $failed failed"
   [ "$failed" = 0 ]
   exit
@@ -73,6 +86,7 @@ part "Python examples on the GPU" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH
 part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
 
 pytorch
+malloc
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

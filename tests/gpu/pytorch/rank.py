@@ -1,5 +1,5 @@
 """One process of PyTorch that shares tensors as its users' programs do: expandable segments, pickles by
-torch.multiprocessing, no word of fdbroker. Prints one line of JSON. Must never look at anything that a program would not.
+torch.multiprocessing, no word of fdbroker; or PyTorch's default allocator. Prints one line of JSON. Must never look at anything that a program would not.
 """
 
 import argparse
@@ -13,8 +13,10 @@ import struct
 import sys
 import time
 
-os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
+# PyTorch reads these when it is loaded.
+if "--default-allocator" not in sys.argv:
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
 
 from fds import limit_fds, nvidia_fds  # noqa: E402
 from lines import say  # noqa: E402
@@ -190,6 +192,7 @@ def parse():
     parser.add_argument("--index", type=int, default=0, help="of this consumer")
     parser.add_argument("--all-first", action="store_true", help="pickle all before the first is opened")
     parser.add_argument("--at-once", action="store_true", help="all consumers open everything at the same time")
+    parser.add_argument("--default-allocator", action="store_true", help="cudaMalloc and CUDA's own IPC calls")
     parser.add_argument("--die", action="store_true", help="the producer kills itself while all is held")
     return parser.parse_args()
 

@@ -27,6 +27,7 @@ BESIDE = {"loader": beside.loader, "sleep": beside.sleep, "checkpoint": beside.c
 PARTS = ["turns", "many", "queues", "both", *BESIDE]
 # These need two GPUs.
 GROUP_PARTS = ["windows", "nvshmem", "ddp", "fsdp", "names"]
+MALLOC_PARTS = ["malloc", "malloc-devices"]
 DEVICE_PARTS = ["nccl", "symmetric", "across", *GROUP_PARTS]
 PYTHON = HERE.parents[2] / "libclient/python"
 OWN_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -107,11 +108,13 @@ class Bench:
 
     def __init__(self, folder, book):
         self.fdbroker, self.library = str(folder / "fdbroker"), str(folder / "libfdbroker.so.0")
+        # How the layer is asked for.
+        self.layer = "--cuda"
         self.book, self.rows, self.device_rows, self.ratio_rows = book, [], [], []
 
     def run(self, name, words, cap=None, patience_s=PATIENCE_S):
         """Runs the inner part; `cap`: under the layer, with so many fds on the node. Answers what was printed."""
-        launcher = [self.fdbroker, "run", "--cuda", "--max-fds", str(cap), "--"] if cap else []
+        launcher = [self.fdbroker, "run", self.layer, "--max-fds", str(cap), "--"] if cap else []
         before = used_mib()
         environment = {**os.environ, "FDBROKER": self.fdbroker, "FDBROKER_LIBRARY": self.library,
                        "PYTHONPATH": os.pathsep.join(filter(None, [str(PYTHON), os.environ.get("PYTHONPATH")]))}
@@ -257,6 +260,59 @@ def devices(bench, what, size):
                          <= max(count for name, count in fds.items() if "direct" in name), fds)
 
 
+def malloc(bench, tensors):
+    """The default allocator: memory of cudaMalloc, and CUDA's own IPC calls."""
+    bench.layer = "--cuda=malloc"
+    words = ["--ranks", "--tensors", tensors, "--mib", 512, "--fds", 1024, "--flag", "default-allocator"]
+    many = [*words, "--consumers", 8, "--flag", "at-once"]
+    runs = [
+        ("cudaMalloc, direct", None, words, 1),
+        ("cudaMalloc, layer", 4096, words, 1),
+        ("cudaMalloc, layer, again", 4096, words, 1),
+        ("cudaMalloc, direct, again", None, words, 1),
+        ("cudaMalloc, layer, 64 fds", 64, words, 1),
+        ("cudaMalloc, layer, PID namespace of its own", 4096, [*words, "--own-namespace"], 1),
+        ("cudaMalloc, 8 consumers, direct", None, many, 8),
+        ("cudaMalloc, 8 consumers, layer", 4096, many, 8),
+        ("cudaMalloc, its producer killed, layer", 4096, [*words, "--flag", "die"], 1),
+    ]
+    found = {}
+    for name, cap, how, consumers in runs:
+        lines = bench.run(name, how, cap)
+        producer, opened = bench.shared(name, lines, tensors, consumers)
+        bench.row(name, producer, opened)
+        if cap:
+            bench.layered(name, lines, cap)
+        if consumers == 1 and "die" not in how:
+            found[name] = [{"share_us": producer and producer["share_us"], "open_us": opened and opened[0]["open_us"]}]
+    plain = {name: said for name, said in found.items() if ", 64" not in name and "PID" not in name}
+    beside.ratios(bench, "cudaMalloc", plain, ["share_us", "open_us"])
+    for key, most in (("share_us", 2.5), ("open_us", 1.5)):
+        direct, layer = ([said[0][key] or 0 for name, said in plain.items() if side in name] for side in ("direct", "layer"))
+        bench.book.check(f"cudaMalloc, {key}: at most {most} times direct", sum(layer) <= most * sum(direct), [direct, layer])
+    bench.layer = "--cuda"
+
+
+def malloc_devices(bench, size):
+    """NCCL and tensors across GPUs, with memory of cudaMalloc, which NCCL opens by CUDA's IPC calls when its cuMem is off."""
+    bench.layer, before = "--cuda=malloc", os.environ.get("NCCL_CUMEM_ENABLE")
+    os.environ["NCCL_CUMEM_ENABLE"] = "0"
+    for what in ("across", "nccl"):
+        for name, cap in beside.TURNS[:2]:
+            name = f"{what} of cudaMalloc, {name}"
+            lines = bench.run(name, ["--program", "devices.py", "--what", what, "--expandable", "off", "--fds", 4096, "--size", size], cap)
+            said = bench.of(lines, "device")
+            right = len(said) == (1 if what == "across" else size) and not any(it["wrong"] for it in said)
+            bench.book.check(f"{name}: results are right", right, lines)
+            if cap:
+                bench.left(name, lines, cap)
+            bench.device_rows.append((name, said[0] if said else {}))
+    os.environ.pop("NCCL_CUMEM_ENABLE")
+    if before is not None:
+        os.environ["NCCL_CUMEM_ENABLE"] = before
+    bench.layer = "--cuda"
+
+
 def table(rows):
     if not rows:
         return
@@ -277,7 +333,7 @@ def main():
     parser.add_argument("folder", nargs="?", type=Path, help="of the programs")
     parser.add_argument("--gib", type=int, default=32, help="device memory to share [32]")
     parser.add_argument("--gpus", type=int, choices=[2, 4], default=2, help="of the parts that need several [2]")
-    parser.add_argument("--part", action="append", choices=PARTS + DEVICE_PARTS,
+    parser.add_argument("--part", action="append", choices=PARTS + MALLOC_PARTS + DEVICE_PARTS,
                         help=f"run this alone; by default {', '.join(PARTS)}, which need one GPU")
     inner = parser.add_argument_group("the inner part, which the program starts by itself")
     inner.add_argument("--ranks", action="store_true")
@@ -315,6 +371,10 @@ def main():
     for what, play in BESIDE.items():
         if what in parts:
             play(bench)
+    if "malloc" in parts:
+        malloc(bench, options.gib * 2)
+    if "malloc-devices" in parts:
+        malloc_devices(bench, options.gpus)
     for what in DEVICE_PARTS:
         if what in parts:
             (beside.groups if what in GROUP_PARTS else devices)(bench, what, options.gpus)
