@@ -69,7 +69,35 @@ static void memory_when_the_library_makes_or_finds_it_is_shared(void) {
   free_buffer(buffer);
 }
 
+/* Memory of cuMemAlloc is the library's to share where it is the layer's, without a copy; else its error says that it cannot be. */
+static void memory_when_cuda_malloc_made_it_is_shared_as_far_as_it_can_be(void) {
+  use_driver();
+  size_t before = whole_card();
+  fdbroker_options_t options;
+  fdbroker_t *client;
+  fdbroker_options_init(&options);
+  MUST(fdbroker_open(&options, &client) == FDBROKER_OK);
+  CUdeviceptr base;
+  DRIVER(cu.cuMemAlloc(&base, 3u << 20));
+  fill(base, 4);
+  void *inside = (void *)(uintptr_t)(base + 4096);
+  fdbroker_handle_t handle;
+  fdbroker_code_t code = fdbroker_gpu_register(client, FDBROKER_DRIVER_CUDA, 0, inside, FDBROKER_SHARE_UID, DEADLINE_MS, &handle);
+  CHECK(code == (getenv("EXPECT_MALLOC") ? FDBROKER_OK : FDBROKER_NOT_SUPPORTED));
+  if (code == FDBROKER_OK) {
+    fdbroker_grant_t grant = {.struct_size = sizeof grant};
+    MUST(fdbroker_acquire(client, &handle, DEADLINE_MS, &grant) == FDBROKER_OK);
+    CHECK(fd_shows(grant.fd, 4) && close(grant.fd) == 0);
+    CHECK(fdbroker_release(client, grant.lease) == FDBROKER_OK);
+    CHECK(fdbroker_gpu_retire(client, FDBROKER_DRIVER_CUDA, 0, (void *)(uintptr_t)base) == FDBROKER_OK);
+  }
+  DRIVER(cu.cuMemFree(base));
+  CHECK(COMES_TRUE(free_bytes() == before));
+  fdbroker_close(client);
+}
+
 static const Row rows[] = {CASE(number_when_registered_with_the_library_is_the_memory),
-                           CASE(memory_when_the_library_makes_or_finds_it_is_shared)};
+                           CASE(memory_when_the_library_makes_or_finds_it_is_shared),
+                           CASE(memory_when_cuda_malloc_made_it_is_shared_as_far_as_it_can_be)};
 
 int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }

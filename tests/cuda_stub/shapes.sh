@@ -152,6 +152,7 @@ CONSUMER="env CUDA_VISIBLE_DEVICES=1" mallocs "malloc, a hidden GPU" -- env FDBR
 # All else works beside it, in the ways in which programs find the calls.
 for name in by_value lifetimes entry; do CARD=$card mallocs malloc -- "$work/$name"; done
 CARD=$card mallocs "malloc, linked" -- "$work/entry_linked"
+CARD=$card mallocs "malloc, beside the library" -- "$work/beside"
 # Where it is of no use it is off, and says so once.
 is_off_once() { [ "$(grep -c "^fdbroker-cuda.*memory of cuMemAlloc $1" "$work/shape.err")" = 1 ]; }
 off=(attributes_when_asked_are_those_of_all_memory free_when_work_is_under_way_waits)

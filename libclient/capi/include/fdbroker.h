@@ -560,7 +560,8 @@ fdbroker_code_t fdbroker_gpu_free(fdbroker_t *broker, void *ptr);
  * CUDA: memory that cuMemMap() mapped, of an allocation made with
  * CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as PyTorch's expandable segments are. A tensor there
  * may lie in several mappings, each with a handle of its own. Memory of cuMemAlloc() and
- * cudaMalloc() cannot be shared by fds. Level Zero: all memory that zeMemGetIpcHandle() takes.
+ * cudaMalloc() can be shared under fdbroker run --cuda=malloc alone, from 2 MiB on. Level Zero:
+ * all memory that zeMemGetIpcHandle() takes.
  *
  * Until fdbroker_gpu_retire() the broker's fd keeps the memory allocated, also when its owner
  * frees it.

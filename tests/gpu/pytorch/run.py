@@ -290,6 +290,11 @@ def malloc(bench, tensors):
     for key, most in (("share_us", 2.5), ("open_us", 1.5)):
         direct, layer = ([said[0][key] or 0 for name, said in plain.items() if side in name] for side in ("direct", "layer"))
         bench.book.check(f"cudaMalloc, {key}: at most {most} times direct", sum(layer) <= most * sum(direct), [direct, layer])
+    name = "cudaMalloc, shared by handle where it lies"
+    lines = bench.run(name, ["--program", "lying.py", "--fds", 1024], 64)
+    done = bench.of(lines, "lying")
+    bench.book.check(f"{name}: every byte is right, and the mark is seen", done and not done[0]["wrong"], lines)
+    bench.left(name, lines, 64)
     bench.layer = "--cuda"
 
 
@@ -337,7 +342,7 @@ def main():
                         help=f"run this alone; by default {', '.join(PARTS)}, which need one GPU")
     inner = parser.add_argument_group("the inner part, which the program starts by itself")
     inner.add_argument("--ranks", action="store_true")
-    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py", "loader.py", "asleep.py", "frozen.py", "weights.py"])
+    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py", "loader.py", "asleep.py", "frozen.py", "weights.py", "lying.py"])
     inner.add_argument("--what", choices=DEVICE_PARTS)
     inner.add_argument("--expandable", choices=["on", "off"])
     inner.add_argument("--size", type=int, default=2)
