@@ -4,7 +4,7 @@
 use crate::blocks::{Block, Origin};
 use crate::driver::{self, MISSING};
 use crate::memory::blocks;
-use crate::result::{CuDevicePtr, CuMemHandle, CuResult, INVALID_VALUE, SUCCESS};
+use crate::result::{CuDevicePtr, CuMemHandle, CuResult, SUCCESS};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// Who answers for an attribute.
@@ -111,26 +111,24 @@ pub unsafe fn attributes(
         // SAFETY: the caller's promise.
         return unsafe { below(count, attributes, data, address) };
     };
-    if count == 0 {
-        return INVALID_VALUE;
-    }
+    // SAFETY: the caller's promise.
+    let mut code = unsafe { below(count, attributes, data, block.0.twin) };
     for at in 0..count as usize {
+        if code != SUCCESS {
+            break;
+        }
         // SAFETY: the caller's promise: there are so many of both, and each place has room for what
         // its attribute says.
-        let code = unsafe {
+        unsafe {
             let (attribute, place) = (attributes.add(at), data.add(at));
-            let (of, instead) = seen(&block, *attribute, address);
-            let code = below(1, attribute, place, of);
-            if let Some(value) = instead.filter(|_| code == SUCCESS) {
-                (*place).cast::<u64>().write_unaligned(value);
+            match seen(&block, *attribute, address) {
+                (_, Some(value)) => (*place).cast::<u64>().write_unaligned(value),
+                (of, None) if of == address => code = below(1, attribute, place, address),
+                (_, None) => {}
             }
-            code
-        };
-        if code != SUCCESS {
-            return code;
         }
     }
-    SUCCESS
+    code
 }
 
 /// # Safety

@@ -9,7 +9,7 @@ use crate::asked;
 use crate::blocks::{Block, Origin};
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::limits::BLOCK_LEAST;
+use crate::limits::{BLOCK_LEAST, TWIN_BYTES};
 use crate::mapping;
 use crate::memory::{blocks, unshare};
 use crate::produce;
@@ -18,9 +18,6 @@ use crate::say::{News, once};
 use fdbroker_layer::SharedLease;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU8, Ordering};
-
-/// The bytes of a twin: the driver's least.
-const TWIN_BYTES: usize = 1;
 
 /// Whether it goes on in this process: with a broker at the first allocation, for as long as the
 /// process lives.
