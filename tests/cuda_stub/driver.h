@@ -68,6 +68,7 @@ typedef struct { char reserved[64]; } CUipcMemHandle;
   CALL(cuMemGetAddressRange, "_v2", (CUdeviceptr *, size_t *, CUdeviceptr)) \
   CALL(cuPointerGetAttribute, "", (void *, int, CUdeviceptr)) \
   CALL(cuPointerGetAttributes, "", (unsigned, int *, void **, CUdeviceptr)) \
+  CALL(cuPointerSetAttribute, "", (const void *, int, CUdeviceptr)) \
   CALL(cuMemcpyPeer, "", (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t)) \
   CALL(cuIpcGetMemHandle, "", (CUipcMemHandle *, CUdeviceptr)) \
   CALL(cuIpcOpenMemHandle, "_v2", (CUdeviceptr *, CUipcMemHandle, unsigned)) \

@@ -75,6 +75,7 @@ static const Entry entries[] = {
     { "cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle },
     { "cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2 },
     { "cuPointerGetAttribute", 4000, cuPointerGetAttribute },
+    { "cuPointerSetAttribute", 6000, cuPointerSetAttribute },
     { "cuPointerGetAttributes", 7000, cuPointerGetAttributes },
 };
 

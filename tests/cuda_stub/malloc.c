@@ -12,7 +12,7 @@
 #define ROUNDS 20
 #define STREAM ((void *)1)
 /* CUpointer_attribute. */
-enum { CONTEXT = 1, HOST_POINTER = 4, BUFFER_ID = 7, LAST_ATTRIBUTE = 20 };
+enum { CONTEXT = 1, HOST_POINTER = 4, SYNC_MEMOPS = 6, BUFFER_ID = 7 };
 
 static int is_ours(void) { return getenv("EXPECT_MALLOC") != NULL; }
 static CUdeviceptr new_memory(size_t bytes, unsigned seed) {
@@ -295,6 +295,12 @@ static void attributes_when_asked_are_those_of_all_memory(void) {
   DRIVER(cu.cuPointerGetAttribute(&id, BUFFER_ID, big));
   CHECK(words[0] == id && words[1] == 0 && words[2] != 0);
   CHECK(cu.cuPointerGetAttributes(0, several, places, big) == CUDA_ERROR_INVALID_VALUE);
+  /* What is set of one is not the other's. */
+  unsigned yes = 1, of_big = 0, of_small = 0;
+  CHECK(cu.cuPointerSetAttribute(&yes, SYNC_MEMOPS, at) == CUDA_SUCCESS && cu.cuPointerSetAttribute(&yes, CONTEXT, at) != CUDA_SUCCESS);
+  DRIVER(cu.cuPointerGetAttribute(&of_big, SYNC_MEMOPS, big));
+  DRIVER(cu.cuPointerGetAttribute(&of_small, SYNC_MEMOPS, small));
+  CHECK(of_big == 1 && of_small == 0);
   /* Behind the last byte that was asked for there is nothing of it. */
   CHECK(cu.cuMemFree(big) == CUDA_SUCCESS && cu.cuMemFree(small) == CUDA_SUCCESS);
   CHECK(cu.cuPointerGetAttribute(&id, BUFFER_ID, big) == CUDA_ERROR_INVALID_VALUE);

@@ -32,7 +32,7 @@ typedef struct {
 } Allocation;
 typedef struct { char *base; size_t bytes; } Range;
 // `reached_by` has a bit for each device that has access.
-typedef struct { char *base; size_t bytes; Allocation *what; unsigned long long id; unsigned reached_by; } Map;
+typedef struct { char *base; size_t bytes; Allocation *what; unsigned long long id; unsigned reached_by, syncs; } Map;
 
 static Allocation allocations[MOST];
 static Range ranges[MOST];
@@ -285,7 +285,7 @@ API cuMemMap(uint64_t base, size_t bytes, size_t offset, unsigned long long hand
     if (!result) {
         mprotect((void *)base, bytes, PROT_NONE);
         if (slot == maps_used) maps_used++;
-        maps[slot] = (Map){ (char *)base, bytes, what, ++last_id, 0 };
+        maps[slot] = (Map){ (char *)base, bytes, what, ++last_id, 0, 0 };
         what->maps++;
     }
     pthread_mutex_unlock(&mutex);
@@ -331,7 +331,7 @@ API cuMemUnmap(uint64_t base, size_t bytes) {
     pthread_mutex_unlock(&mutex);
     return result;
 }
-static const Map *map_at(const char *address) {
+static Map *map_at(const char *address) {
     for (unsigned i = 0; i < maps_used; i++)
         if (maps[i].what && address >= maps[i].base && address < maps[i].base + maps[i].bytes) return &maps[i];
     return NULL;

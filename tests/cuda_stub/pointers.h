@@ -200,7 +200,8 @@ static int look_at_map(void *value, int attribute, const Map *map, uint64_t addr
     case IS_MAPPED: put(value, attribute, 1); break;
     case HANDLE_TYPES: put(value, attribute, map->what->handle_types); break;
     case ACCESS_FLAGS: put(value, attribute, READ_WRITE); break;
-    case CONTEXT: case SYNC_MEMOPS: case IS_MANAGED: case IS_LEGACY_IPC: case IS_RDMA: case MEMPOOL: put(value, attribute, 0); break;
+    case SYNC_MEMOPS: put(value, attribute, map->syncs); break;
+    case CONTEXT: case IS_MANAGED: case IS_LEGACY_IPC: case IS_RDMA: case MEMPOOL: put(value, attribute, 0); break;
     default: return INVALID_VALUE;
     }
     return SUCCESS;
@@ -216,6 +217,17 @@ API cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     int result = look_at(value, attribute, address);
     pthread_mutex_unlock(&mutex);
     return result;
+}
+API cuPointerSetAttribute(const void *value, int attribute, uint64_t address) {
+    NEED_CONTEXT;
+    if (attribute != SYNC_MEMOPS) return INVALID_VALUE;
+    pthread_mutex_lock(&mutex);
+    Piece *piece = piece_at((char *)address);
+    Map *map = map_at((char *)address);
+    unsigned *syncs = piece ? &piece->syncs : map ? &map->syncs : NULL;
+    if (syncs) *syncs = *(const unsigned *)value != 0;
+    pthread_mutex_unlock(&mutex);
+    return syncs ? SUCCESS : INVALID_VALUE;
 }
 // [api] What an address does not have is 0, and no error.
 API cuPointerGetAttributes(unsigned count, int *attributes, void **values, uint64_t address) {
