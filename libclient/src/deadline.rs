@@ -1,6 +1,7 @@
 //! When a call ends at the latest. The broker is told an earlier time, so that its answer, which
 //! says what was in the way, is here before the caller leaves. Must never be unbounded.
 
+use crate::interrupt::now;
 use crate::limits::{ANSWER_LEAD, REPLY_GRACE};
 use fdbroker_protocol::limits::MAX_DEADLINE_MS;
 use std::time::{Duration, Instant};
@@ -23,7 +24,8 @@ impl Deadline {
 
     /// The same, but the broker is to answer within `most` from now: the caller may then ask again.
     /// A slow answer is waited for as long as before.
-    pub(crate) fn answered_within(self, most: Duration) -> Self {
+    #[must_use]
+    pub fn answered_within(self, most: Duration) -> Self {
         Deadline { answer_at: self.answer_at.min(Instant::now() + most), ..self }
     }
 
@@ -39,24 +41,24 @@ impl Deadline {
 
     /// Time left; zero when it has passed.
     pub fn remaining(&self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
+        self.at.saturating_duration_since(now())
     }
 
     /// Whether it has passed.
     pub fn has_passed(&self) -> bool {
-        Instant::now() >= self.at
+        now() >= self.at
     }
 
     /// The time that the broker has, in ms, rounded up: 0 only when it has passed.
     pub(crate) fn answer_ms(&self) -> u32 {
-        let left = self.answer_at.saturating_duration_since(Instant::now());
+        let left = self.answer_at.saturating_duration_since(now());
         let ms = left.as_nanos().div_ceil(1_000_000);
         u32::try_from(ms).map_or(MAX_DEADLINE_MS, |ms| ms.min(MAX_DEADLINE_MS))
     }
 
     /// Whether the broker has no time left: asking it again is of no use.
     pub(crate) fn is_answered(&self) -> bool {
-        Instant::now() >= self.answer_at
+        now() >= self.answer_at
     }
 
     /// When the library leaves without an answer.

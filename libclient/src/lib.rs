@@ -49,6 +49,9 @@
 //! this library on: until then they see the memory of imports as it is. What an [`ImportOpener`]
 //! opens is left to it. A child that shares its parent's memory (vfork(2), CLONE_VM) may only exec.
 //!
+//! **Signals.** A wait goes on after a signal handler of the program, unless the program has said
+//! how to ask it ([`set_interrupt`]).
+//!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the
 //! background.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
@@ -64,6 +67,7 @@ mod error;
 mod exports;
 mod fork;
 mod inherited;
+mod interrupt;
 mod limits;
 mod map;
 mod notice;
@@ -81,6 +85,7 @@ pub use api::client::Client;
 pub use backend::arena::{Arena, HostBuffer};
 pub use backend::host::HostMemory;
 pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
+pub use books::due::Due;
 pub use books::grant::Grant;
 pub use books::import::Import;
 pub use books::lease::Lease;
@@ -97,6 +102,7 @@ pub use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, Gpu, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
+pub use interrupt::{InterruptCheck, set_interrupt, take_interrupt};
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
 pub use objects::{

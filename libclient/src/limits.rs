@@ -10,6 +10,10 @@ use std::time::Duration;
 /// s. A broker that takes longer hangs, or everything is in use: a rank should hear of it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How far the clock of a wait that is to end is set ahead: beyond all deadlines, the longest of
+/// which is an hour.
+pub const BEYOND_DEADLINES: Duration = Duration::from_secs(2 * 3600);
+
 /// The most fds that are guarded at once: a connection has two or three, its client two. More
 /// clients than this has room for are connected all the same.
 pub const OWN_FDS: usize = 64;

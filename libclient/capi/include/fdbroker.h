@@ -185,6 +185,8 @@ uint32_t fdbroker_abi_version(void);
  * says when. Not with FDBROKER_OPEN_DISPATCH. */
 #define FDBROKER_OPEN_RECALL_THREAD 4
 
+#define FDBROKER_OPEN_NOTICES 8         /* Notices wait for fdbroker_notice_next(), and no callback is told of them. */
+
 /* The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and
  * print_stats: the environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES,
  * FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else
@@ -897,6 +899,10 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
  * the group ends with its creator. */
 #define FDBROKER_OBJECT_NO_PIN 2048
 
+/* fdbroker_object_get_start(): the broker answers at once, whatever the deadline: what is not
+ * there is FDBROKER_NOT_FOUND or FDBROKER_NOT_SEALED. A watch tells when to ask again. */
+#define FDBROKER_OBJECT_NO_WAIT 4096
+
 /* Of an info: nothing but its maker's word keeps the memory from being written (GPU memory). */
 #define FDBROKER_OBJECT_COOPERATIVE 256
 
@@ -1257,13 +1263,52 @@ fdbroker_code_t fdbroker_object_watch(fdbroker_t *broker, const char *prefix, ui
 fdbroker_code_t fdbroker_object_watch_next(fdbroker_object_watch_t *watch, uint32_t deadline_ms,
     fdbroker_object_event_t *event);
 
+/* From now on the watch tells due this token when there is a new event, after
+ * fdbroker_object_watch_next() has found none, and once now: read it then, with a deadline of 0,
+ * until it answers FDBROKER_AGAIN. It tells the loss of the broker, too; ask now and then whether
+ * there is one again.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_watch_tell(fdbroker_object_watch_t *watch, fdbroker_due_t *due,
+    uint64_t token);
+
 /* Ends a watch. Never waits. NULL: does nothing. Must come before fdbroker_close(). */
 fdbroker_code_t fdbroker_object_watch_close(fdbroker_object_watch_t *watch);
 
 /* ---- Without waiting ------------------------------------------------------------------------------------ */
 
+/* The requests and watches of one event loop that may go on, by tokens of the program. Any thread
+ * may use it. */
+typedef struct fdbroker_due fdbroker_due_t;
+
 /* A request under way. Only one thread at a time may use it. */
 typedef struct fdbroker_request fdbroker_request_t;
+
+/* Makes one, for any number of requests and watches of any context: fdbroker_request_tell(),
+ * fdbroker_object_watch_tell(). To be given back by fdbroker_due_close(). On failure *due is NULL.
+ *
+ * Errors: FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_open(fdbroker_due_t **due);
+
+/* An fd for poll(2) and POLLIN, readable while fdbroker_due_take() has a token. It stays the
+ * library's: do not read or close it. After a program has closed it all the same, the next call
+ * makes another. -1: NULL, or there is no fd for it. */
+int fdbroker_due_fd(fdbroker_due_t *due);
+
+/* The next token: test its request, or read its watch until it has no event. FDBROKER_AGAIN:
+ * nothing is due, and fdbroker_last_error() stays as it was. A token may also come of a request
+ * that is done or cancelled. Never waits.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_take(fdbroker_due_t *due, uint64_t *token);
+
+/* Puts in a token of the program's own. Never waits.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_tell(fdbroker_due_t *due, uint64_t token);
+
+/* Gives it back, before or after the requests and watches that tell it. NULL: does nothing. */
+fdbroker_code_t fdbroker_due_close(fdbroker_due_t *due);
 
 /* Starts to acquire count handles, without waiting. On success *request is a request, which ends
  * when fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must
@@ -1345,6 +1390,18 @@ fdbroker_code_t fdbroker_object_get_start(fdbroker_t *broker, size_t count, cons
  * Errors: those of fdbroker_object_get(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
 fdbroker_code_t fdbroker_object_get_test(fdbroker_request_t *request, fdbroker_object_t *objects);
 
+/* From now on a request that fdbroker_import_start(), fdbroker_acquire_start() or
+ * fdbroker_object_get_start() has started tells due this token when there is something to test: an
+ * answer has come, or the connection has ended.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT (another kind of request, too). */
+fdbroker_code_t fdbroker_request_tell(fdbroker_request_t *request, fdbroker_due_t *due, uint64_t token);
+
+/* In how many milliseconds a request is to be tested though it has not told: its deadline comes
+ * then, or a pause is over before it asks again. To be asked after each test. 0 for NULL and for a
+ * request that cannot tell. */
+uint32_t fdbroker_request_due_ms(fdbroker_request_t *request);
+
 /* Cancels a request and frees it: the broker is told, and what it has got or still gets is given
  * back (memory with a base that is registered already stays so, and the next registration of it
  * finds it). Never waits; also inside a callback. NULL: does nothing. */
@@ -1384,6 +1441,10 @@ fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
  * as it was, and its holders keep what they have. */
 #define FDBROKER_NOTICE_SUPPLY_REFUSED 8
 
+/* Of fdbroker_notice_next(): notices were lost, for the program did not read them;
+ * owner_allocation_id is their number. */
+#define FDBROKER_NOTICE_LOST 9
+
 /* A recall: the broker has closed its fd of an allocation of this process, and asks for a new one. */
 typedef struct fdbroker_recall {
   uint64_t struct_size;          /* Bytes of this struct in the library; it has no fields beyond them. */
@@ -1420,7 +1481,9 @@ typedef fdbroker_code_t (*fdbroker_recall_fn)(void *user, const fdbroker_recall_
 
 /* A notice from the broker. Fields that its kind does not have are 0. */
 typedef struct fdbroker_notice {
-  uint64_t struct_size;          /* Bytes of this struct in the library; it has no fields beyond them. */
+  /* For a callback, the bytes of this struct in the library; for fdbroker_notice_next(),
+   * sizeof(fdbroker_notice_t), set by the caller. It has no fields beyond them. */
+  uint64_t struct_size;
   uint32_t kind;                 /* FDBROKER_NOTICE_*; ignore kinds that you do not know. */
   /* Why: of FDBROKER_NOTICE_REVOKED, FDBROKER_NOTICE_REGISTRATION_LOST and
    * FDBROKER_NOTICE_SUPPLY_REFUSED. */
@@ -1437,6 +1500,9 @@ typedef struct fdbroker_notice {
  * wait are fine there. */
 typedef void (*fdbroker_notice_fn)(void *user, const fdbroker_notice_t *notice);
 
+/* Whether the call under way is to end: not 0. */
+typedef int32_t (*fdbroker_interrupt_fn)(void *user);
+
 /* Sets the callback that exports registered memory again when the broker recalls it. Set it before
  * registering with FDBROKER_RECALLABLE. The library answers recalls of host memory itself. NULL:
  * no callback, and all other recalls fail. Returns when the callback set before has returned, so
@@ -1452,11 +1518,35 @@ fdbroker_code_t fdbroker_set_recall_callback(fdbroker_t *broker, fdbroker_recall
  * fdbroker_set_recall_callback(). */
 fdbroker_code_t fdbroker_set_notice_callback(fdbroker_t *broker, fdbroker_notice_fn callback, void *user);
 
+/* Lets signal handlers of the program end calls of the calling thread. After a handler has run in
+ * this thread while a call waits in it, check is called there; it may call this library. When it
+ * answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its deadline: what
+ * it has got or still gets is given back. (An answer that came first: the call succeeds. Then set
+ * check again before the next call.) For all contexts; NULL: waits go on, as without this call. A
+ * driver's call, and the waits of other threads, are not interrupted.
+ *
+ * Errors: none. */
+fdbroker_code_t fdbroker_set_interrupt(fdbroker_interrupt_fn check, void *user);
+
 /* With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN,
  * readable when fdbroker_dispatch() has something to do. It stays the library's and the same until
  * fdbroker_close(): do not read or close it. After a program has closed it all the same, the next
  * call here or of fdbroker_dispatch() makes another. Otherwise -1. */
 int fdbroker_event_fd(fdbroker_t *broker);
+
+/* With FDBROKER_OPEN_NOTICES: the next notice, in their order, without waiting. FDBROKER_AGAIN:
+ * there is none; notice->kind is 0 and fdbroker_last_error() stays as it was. At most 4,096 wait;
+ * the oldest beyond are lost, which FDBROKER_NOTICE_LOST says.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_notice_next(fdbroker_t *broker, fdbroker_notice_t *notice);
+
+/* From now on each notice tells due this token, and once now: read them then by
+ * fdbroker_notice_next(), until it answers FDBROKER_AGAIN.
+ *
+ * Errors: FDBROKER_NOT_SUPPORTED (opened without FDBROKER_OPEN_NOTICES), FDBROKER_NOT_CONNECTED
+ * (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_notice_tell(fdbroker_t *broker, fdbroker_due_t *due, uint64_t token);
 
 /* With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with
  * FDBROKER_OPEN_RECALL_THREAD: notices. Callbacks run inside this call. When there is nothing to

@@ -113,6 +113,17 @@
   X(fdbroker_object_watch)        \
   X(fdbroker_object_watch_next)   \
   X(fdbroker_object_watch_close)  \
+  X(fdbroker_object_watch_tell)   \
+  X(fdbroker_due_open)            \
+  X(fdbroker_due_fd)              \
+  X(fdbroker_due_take)            \
+  X(fdbroker_due_tell)            \
+  X(fdbroker_due_close)           \
+  X(fdbroker_request_tell)        \
+  X(fdbroker_request_due_ms)      \
+  X(fdbroker_set_interrupt)       \
+  X(fdbroker_notice_next)         \
+  X(fdbroker_notice_tell)         \
   X(fdbroker_gpu_count)           \
   X(fdbroker_gpu_set_context)     \
   X(fdbroker_gpu_alloc)           \

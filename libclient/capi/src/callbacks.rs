@@ -4,6 +4,7 @@
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::leases::Leases;
+use crate::sized::Growable;
 use crate::slot::Slot;
 use fdbroker_client::{AllocationId, ErrorCode, Facts, Notice, Recall, RecallAnswer};
 use std::ffi::c_void;
@@ -86,12 +87,16 @@ pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 /// cannot be shared, or is a memfd other than the one that the handle names. The allocation stays
 /// as it was, and its holders keep what they have.
 pub const FDBROKER_NOTICE_SUPPLY_REFUSED: u32 = 8;
+/// Of fdbroker_notice_next(): notices were lost, for the program did not read them;
+/// owner_allocation_id is their number.
+pub const FDBROKER_NOTICE_LOST: u32 = 9;
 
 /// A notice from the broker. Fields that its kind does not have are 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct fdbroker_notice_t {
-    /// Bytes of this struct in the library; it has no fields beyond them.
+    /// For a callback, the bytes of this struct in the library; for fdbroker_notice_next(),
+    /// sizeof(fdbroker_notice_t), set by the caller. It has no fields beyond them.
     pub struct_size: u64,
     /// FDBROKER_NOTICE_*; ignore kinds that you do not know.
     pub kind: u32,
@@ -107,6 +112,12 @@ pub struct fdbroker_notice_t {
     pub owner_allocation_id: u64,
     /// Of the same kinds; as registered.
     pub base: u64,
+}
+
+// SAFETY: repr(C), struct_size first, no padding (8, 4 * 4, 3 * 8 bytes), integers only.
+unsafe impl Growable for fdbroker_notice_t {
+    const NAME: &'static str = "fdbroker_notice_t";
+    const LEAST_BYTES: u64 = 48;
 }
 
 /// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback

@@ -1,13 +1,18 @@
-//! Setting the two callbacks, and serving events without a library thread.
+//! Setting the callbacks, and serving events without a library thread.
 //! Must never change a callback while it runs.
 
-use crate::callbacks::{fdbroker_notice_fn, fdbroker_recall_fn};
+use crate::callbacks::{fdbroker_notice_fn, fdbroker_notice_t, fdbroker_recall_fn};
 use crate::context::{context, fdbroker_t};
+use crate::due::{due_of, fdbroker_due_t};
 use crate::errors::fdbroker_code_t;
+use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
+use crate::sized::{Growable, write};
 use crate::slot::{Callback, refuse_in_callback};
+use fdbroker_client::{ErrorCode, InterruptCheck, set_interrupt};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Sets the callback that exports registered memory again when the broker recalls it. Set it before
@@ -47,6 +52,31 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
     })
 }
 
+/// Whether the call under way is to end: not 0.
+pub type fdbroker_interrupt_fn = Option<unsafe extern "C" fn(user: *mut c_void) -> i32>;
+
+/// Lets signal handlers of the program end calls of the calling thread. After a handler has run in
+/// this thread while a call waits in it, check is called there; it may call this library. When it
+/// answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its deadline: what
+/// it has got or still gets is given back. (An answer that came first: the call succeeds. Then set
+/// check again before the next call.) For all contexts; NULL: waits go on, as without this call. A
+/// driver's call, and the waits of other threads, are not interrupted.
+///
+/// Errors: none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_set_interrupt(
+    check: fdbroker_interrupt_fn,
+    user: *mut c_void,
+) -> fdbroker_code_t {
+    guard(|| {
+        set_interrupt(check.map(|call| {
+            // SAFETY: the program's function and argument, on the thread that has set them.
+            Rc::new(move || unsafe { call(user) } != 0) as InterruptCheck
+        }));
+        Ok(())
+    })
+}
+
 /// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN,
 /// readable when fdbroker_dispatch() has something to do. It stays the library's and the same until
 /// fdbroker_close(): do not read or close it. After a program has closed it all the same, the next
@@ -60,6 +90,49 @@ pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
             Some(notices) => Ok(notices.event_fd()?),
             None => Ok(context.client.event_fd()?.as_raw_fd()),
         }
+    })
+}
+
+/// With FDBROKER_OPEN_NOTICES: the next notice, in their order, without waiting. FDBROKER_AGAIN:
+/// there is none; notice->kind is 0 and fdbroker_last_error() stays as it was. At most 4,096 wait;
+/// the oldest beyond are lost, which FDBROKER_NOTICE_LOST says.
+///
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_notice_next(
+    broker: *mut fdbroker_t,
+    notice: *mut fdbroker_notice_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        unsafe { write(notice, &fdbroker_notice_t::absent()) }?;
+        // SAFETY: as above.
+        let context = unsafe { context(broker, "notices") }?;
+        let next = context.notices.as_ref().and_then(|notices| notices.next());
+        // SAFETY: as above.
+        unsafe { write(notice, &next.ok_or(Failure::NotReady)?) }
+    })
+}
+
+/// From now on each notice tells due this token, and once now: read them then by
+/// fdbroker_notice_next(), until it answers FDBROKER_AGAIN.
+///
+/// Errors: FDBROKER_NOT_SUPPORTED (opened without FDBROKER_OPEN_NOTICES), FDBROKER_NOT_CONNECTED
+/// (in a forked child), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_notice_tell(
+    broker: *mut fdbroker_t,
+    due: *mut fdbroker_due_t,
+    token: u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, due) = unsafe { (context(broker, "notices")?, due_of(due)?) };
+        if context.notices.as_ref().is_some_and(|notices| notices.tell(due, token)) {
+            return Ok(());
+        }
+        let text = "notices: this context was opened without FDBROKER_OPEN_NOTICES";
+        Err(Failure::new(ErrorCode::NotSupported, text))
     })
 }
 

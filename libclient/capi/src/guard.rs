@@ -4,6 +4,7 @@
 use crate::errors::{FDBROKER_INTERNAL, FDBROKER_OK, fdbroker_code_t};
 use crate::failure::Failure;
 use crate::last_error;
+use fdbroker_client::{ErrorCode, take_interrupt};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -19,6 +20,10 @@ pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> fdbroker_code
 
 #[cold]
 fn refused(failure: &Failure) -> fdbroker_code_t {
+    if take_interrupt() {
+        let text = "stopped by the program, after a signal";
+        return refused(&Failure::new(ErrorCode::Cancelled, text));
+    }
     note(failure);
     failure.code()
 }

@@ -3,7 +3,7 @@
 //! a panic into C, nor export another symbol.
 //!
 //! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors
-//! <- failure <- guard, sized, slot <- arenas, callbacks, gpus, handle <- context <- acquire,
+//! <- failure <- guard, sized, slot <- arenas, callbacks, due, gpus, handle <- context <- acquire,
 //! events, host, import, register, stats <- objects <- object_get, object_make,
 //! object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
 //!
@@ -24,6 +24,7 @@ pub mod acquire;
 mod arenas;
 pub mod callbacks;
 pub mod context;
+pub mod due;
 pub mod errors;
 pub mod events;
 mod failure;

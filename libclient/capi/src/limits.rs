@@ -24,6 +24,10 @@ pub const CALLBACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// repeats.
 pub const RECLAIMS_KEPT: usize = 4096;
 
+/// Notices that wait for fdbroker_notice_next(): 256 KiB, and more than a program that reads them
+/// lets gather. Beyond it the oldest are lost, and counted.
+pub const NOTICES_KEPT: usize = 4096;
+
 /// Bytes of one line of the log; a longer line is cut. Below PIPE_BUF (4096), so that lines of
 /// ranks that share a pipe do not mix (pipe(7)).
 pub const LOG_LINE_BYTES: usize = 2048;

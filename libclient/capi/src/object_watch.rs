@@ -1,6 +1,7 @@
 //! Watches: what happens to the names of objects. Must never answer an event twice.
 
 use crate::context::{context, fdbroker_t};
+use crate::due::{due_of, fdbroker_due_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
@@ -103,6 +104,26 @@ pub unsafe extern "C" fn fdbroker_object_watch_next(
         };
         // SAFETY: as above.
         unsafe { write(event, &told) }
+    })
+}
+
+/// From now on the watch tells due this token when there is a new event, after
+/// fdbroker_object_watch_next() has found none, and once now: read it then, with a deadline of 0,
+/// until it answers FDBROKER_AGAIN. It tells the loss of the broker, too; ask now and then whether
+/// there is one again.
+///
+/// Errors: FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_object_watch_tell(
+    watch: *mut fdbroker_object_watch_t,
+    due: *mut fdbroker_due_t,
+    token: u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (watch, due) = unsafe { (watch.as_ref(), due_of(due)?) };
+        watch.ok_or_else(|| Failure::argument("watch is NULL"))?.watch.tell(due, token);
+        Ok(())
     })
 }
 

@@ -38,6 +38,9 @@ pub const FDBROKER_OBJECT_NO_KEEP: u32 = 128;
 /// To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too,
 /// the group ends with its creator.
 pub const FDBROKER_OBJECT_NO_PIN: u32 = 2048;
+/// fdbroker_object_get_start(): the broker answers at once, whatever the deadline: what is not
+/// there is FDBROKER_NOT_FOUND or FDBROKER_NOT_SEALED. A watch tells when to ask again.
+pub const FDBROKER_OBJECT_NO_WAIT: u32 = 4096;
 /// Of an info: nothing but its maker's word keeps the memory from being written (GPU memory).
 pub const FDBROKER_OBJECT_COOPERATIVE: u32 = 256;
 /// Of an info: its creator is gone.

@@ -39,6 +39,8 @@ pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
 /// wait, and the notice callback runs inside fdbroker_dispatch(), for which fdbroker_event_fd()
 /// says when. Not with FDBROKER_OPEN_DISPATCH.
 pub const FDBROKER_OPEN_RECALL_THREAD: u32 = 4;
+/// Notices wait for fdbroker_notice_next(), and no callback is told of them.
+pub const FDBROKER_OPEN_NOTICES: u32 = 8;
 /// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and
 /// print_stats: the environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES,
 /// FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else
@@ -171,7 +173,10 @@ pub unsafe extern "C" fn fdbroker_open(
 /// # Safety
 /// The strings of `options` are NULL or NUL-terminated.
 unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
-    let known = FDBROKER_OPEN_DISPATCH | FDBROKER_OPEN_NO_RECONNECT | FDBROKER_OPEN_RECALL_THREAD;
+    let known = FDBROKER_OPEN_DISPATCH
+        | FDBROKER_OPEN_NO_RECONNECT
+        | FDBROKER_OPEN_RECALL_THREAD
+        | FDBROKER_OPEN_NOTICES;
     if options.flags & !known != 0 {
         let text = format!("open: flags {:#x}: only FDBROKER_OPEN_* are known", options.flags);
         return Err(Failure::argument(text));
@@ -181,7 +186,9 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         let text = "open: FDBROKER_OPEN_RECALL_THREAD has a thread, FDBROKER_OPEN_DISPATCH has none; choose one";
         return Err(Failure::argument(text));
     }
-    let notices = has_recall_thread.then(Notices::new).transpose()?.map(Arc::new);
+    let are_read = options.flags & FDBROKER_OPEN_NOTICES != 0;
+    let has_queue = has_recall_thread || are_read;
+    let notices = has_queue.then(|| Notices::new(are_read)).transpose()?.map(Arc::new);
     let mut settings = cache_settings(options)?;
     // Printed here, with the context's other counters.
     let print_stats = std::mem::take(&mut settings.print_stats);

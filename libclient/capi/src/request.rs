@@ -3,16 +3,18 @@
 
 use crate::acquire::{Grants, fdbroker_grant_t};
 use crate::context::{context, fdbroker_t};
+use crate::due::{due_of, fdbroker_due_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
-use crate::guard::guard;
+use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
 use crate::object_get::{Taken, opening};
 use crate::object_table::ObjectTable;
 use crate::objects::{
-    FDBROKER_OBJECT_JOB, fdbroker_object_options_t, fdbroker_object_t, names_of, options_of,
+    FDBROKER_OBJECT_JOB, FDBROKER_OBJECT_NO_WAIT, fdbroker_object_options_t, fdbroker_object_t,
+    names_of, options_of,
 };
 use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::sized::{place, take_back};
@@ -24,6 +26,7 @@ use fdbroker_client::{
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A request under way. Only one thread at a time may use it.
 pub struct fdbroker_request_t {
@@ -277,15 +280,21 @@ pub unsafe extern "C" fn fdbroker_object_get_start(
         let (out, context, names, options) = unsafe {
             let out = place(request, "request", null_mut())?;
             let context = context(broker, "get objects")?;
-            (out, context, names_of(names, count)?, options_of(options, FDBROKER_OBJECT_JOB)?)
+            (out, context, names_of(names, count)?, options_of(options, OF_GET_START)?)
         };
         let from = opening(context, &options)?;
-        let started = from.get_start(&names, Deadline::from_ms(deadline_ms))?;
+        let mut deadline = Deadline::from_ms(deadline_ms);
+        if options.flags & FDBROKER_OBJECT_NO_WAIT != 0 {
+            deadline = deadline.answered_within(Duration::ZERO);
+        }
+        let started = from.get_start(&names, deadline)?;
         let what = What::Get(Some(started), Arc::clone(&context.object_table));
         *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
         Ok(())
     })
 }
+
+const OF_GET_START: u32 = FDBROKER_OBJECT_JOB | FDBROKER_OBJECT_NO_WAIT;
 
 /// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and all elements
 /// of objects are zero but struct_size. Otherwise it is done and freed, and objects are as after
@@ -313,6 +322,50 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
         drop(unsafe { Box::from_raw(request) });
         out.fill(&table, outcome.map_err(end)?);
         Ok(())
+    })
+}
+
+/// From now on a request that fdbroker_import_start(), fdbroker_acquire_start() or
+/// fdbroker_object_get_start() has started tells due this token when there is something to test: an
+/// answer has come, or the connection has ended.
+///
+/// Errors: FDBROKER_INVALID_ARGUMENT (another kind of request, too).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_request_tell(
+    request: *mut fdbroker_request_t,
+    due: *mut fdbroker_due_t,
+    token: u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (this, due) = unsafe { (under_way(request)?, due_of(due)?) };
+        match &mut this.what {
+            What::Acquire(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
+            What::Import(request) => request.iter_mut().for_each(|it| it.tell(due, token)),
+            What::Get(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
+            What::Register(..) => {
+                return Err(Failure::argument("request registers: it tells of nothing"));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// In how many milliseconds a request is to be tested though it has not told: its deadline comes
+/// then, or a pause is over before it asks again. To be asked after each test. 0 for NULL and for a
+/// request that cannot tell.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_request_due_ms(request: *mut fdbroker_request_t) -> u32 {
+    guard_value(0, || {
+        // SAFETY: the caller's pointer, as the header states.
+        let within = match unsafe { &under_way(request)?.what } {
+            What::Acquire(request, _) => request.as_ref().map(AcquireRequest::due_within),
+            What::Import(request) => request.as_ref().map(ImportRequest::due_within),
+            What::Get(request, _) => request.as_ref().map(GetRequest::due_within),
+            What::Register(..) => None,
+        };
+        let ms = within.map_or(0, |within| within.as_nanos().div_ceil(1_000_000));
+        Ok(u32::try_from(ms).unwrap_or(u32::MAX))
     })
 }
 

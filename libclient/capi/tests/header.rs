@@ -19,7 +19,7 @@ const SECTIONS: [(&str, &[&str]); 13] = [
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
     ("Named objects", &["objects", "object_make", "object_get", "object_names", "object_watch"]),
-    ("Without waiting", &["request"]),
+    ("Without waiting", &["due", "request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];

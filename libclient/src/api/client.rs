@@ -11,6 +11,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
 use crate::fork::Process;
+use crate::interrupt::{now, sleep};
 use crate::limits::{CLOSED_HERE_PATIENCE, CONNECT_TIMEOUT, RECONNECT_FIRST, UNREGISTER_TIMEOUT};
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::ahead::{fetch, take};
@@ -585,10 +586,10 @@ impl Client {
     fn after_close(&self, what: &str, until: Instant) -> Result<Arc<Connection>, Error> {
         loop {
             let usable = self.usable(what);
-            if usable.is_ok() || Instant::now() >= until {
+            if usable.is_ok() || now() >= until {
                 return usable;
             }
-            std::thread::sleep(RECONNECT_FIRST);
+            sleep(RECONNECT_FIRST);
         }
     }
 

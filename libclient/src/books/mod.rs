@@ -2,6 +2,7 @@
 //! Must never read from a socket, or wait for the broker.
 
 pub(crate) mod common;
+pub(crate) mod due;
 pub(crate) mod grant;
 pub(crate) mod holdings;
 pub(crate) mod import;

@@ -2,8 +2,9 @@
 //! in its users: an fd is closed before its place is free. Must never hold an fd.
 
 use super::wake::Wake;
-use crate::sync::{lock, wait_until};
-use std::sync::{Arc, Condvar, Mutex};
+use crate::interrupt::{Condvar, now, wait_until};
+use crate::sync::lock;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Places for exports on their way to the broker: as many as were declared in hello. Recalls go
@@ -32,10 +33,10 @@ impl Window {
     pub fn take(self: &Arc<Self>, wanted: u32, until: Instant) -> Option<Places> {
         let mut state = lock(&self.state);
         while state.free == 0 || state.recall_waits {
-            if Instant::now() >= until {
+            if now() >= until {
                 return None;
             }
-            state = wait_until(&self.freed, state, until);
+            state = wait_until(&self.freed, &self.state, state, until);
         }
         Some(self.taken(&mut state, wanted))
     }

@@ -4,10 +4,11 @@
 use super::entry::tag_of;
 use super::pin::Pin;
 use crate::deadline::Deadline;
+use crate::interrupt::{Condvar, wait_until};
 use crate::map::Access;
-use crate::sync::{lock, wait_until};
+use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, Handle};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 /// What is under way: the allocation, and the proof that came with it, so that a forged handle
 /// delays nobody.
@@ -86,7 +87,7 @@ impl Flight {
                 None if deadline.has_passed() => return None,
                 None => {
                     state.sleepers += 1;
-                    state = wait_until(&self.landed, state, deadline.at());
+                    state = wait_until(&self.landed, &self.state, state, deadline.at());
                     state.sleepers -= 1;
                 }
             }

@@ -7,10 +7,13 @@ use super::cold::Held;
 use super::miss::Importer;
 use super::table::claims::Look;
 use super::table::close_all;
+use crate::books::due::Due;
 use crate::books::grant::Grant;
 use crate::error::Error;
+use crate::limits::AGAIN_FIRST;
 use crate::requests::started::{AcquireRequest, Progress};
 use fdbroker_protocol::Handle;
+use std::time::Duration;
 
 /// Imports under way; see [`crate::ImportCache::import_start`]. For progress engines: nothing here
 /// ever waits.
@@ -83,6 +86,20 @@ impl<'a> ImportRequest<'a> {
         }
         let outcome = |one: Option<_>| one.expect("a hit, or it has arrived");
         Progress::Done(self.outcomes.into_iter().map(outcome).collect())
+    }
+
+    /// As [`AcquireRequest::tell`].
+    pub fn tell(&mut self, due: &Due, token: u64) {
+        self.acquire.iter_mut().for_each(|acquire| acquire.tell(due, token));
+    }
+
+    /// As [`AcquireRequest::due_within`].
+    pub fn due_within(&self) -> Duration {
+        match &self.acquire {
+            Some(acquire) if self.granted.is_empty() => acquire.due_within(),
+            // Another thread imports the same.
+            _ => AGAIN_FIRST,
+        }
     }
 
     /// Gives it up, like drop. Never waits.

@@ -21,15 +21,15 @@ use crate::books::spans::{Place, Spans, place_of};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
+use crate::interrupt::{Condvar, wait_until};
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::register::Batch;
-use crate::sync::{is_in_callback, lock, wait_until};
+use crate::sync::{is_in_callback, lock};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use known::{Entry, Known};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The registrations of a producer whose memory has addresses: asked for the same allocation again,
 /// it gives the handle it knows.
@@ -378,11 +378,11 @@ impl Exports {
                 underway = lock(&self.underway);
                 continue;
             }
-            if Instant::now() >= deadline.at() {
+            if deadline.has_passed() {
                 let context = "register: another thread is registering this memory";
                 return Err(Error::timed_out(context));
             }
-            underway = wait_until(&self.answered, underway, deadline.at());
+            underway = wait_until(&self.answered, &self.underway, underway, deadline.at());
         }
     }
 

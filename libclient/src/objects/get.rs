@@ -7,15 +7,16 @@ use super::memory::{Openers, Shared};
 use super::object::Object;
 use super::options::Whose;
 use super::wire::{self, Answer, AnswerItem, Names};
+use crate::books::due::{Due, Teller};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::inherited::Way;
 use crate::limits::{AGAIN_FIRST, METADATA_TRIES};
-use crate::requests::started::Progress;
+use crate::requests::started::{Progress, due_at};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A get under way; see [`crate::Objects::get_start`]. For progress engines: nothing here waits for
 /// the broker or a maker. Memory is opened by the test that finds the answer.
@@ -39,6 +40,7 @@ struct State {
     tries: usize,
     again: Again,
     step: Step,
+    teller: Option<Teller>,
 }
 
 /// What the next test has to do.
@@ -144,6 +146,7 @@ impl GetRequest {
             tries: 0,
             again: Again::new(),
             step: Step::Send(Instant::now()),
+            teller: None,
         });
         // An error is seen by the first test.
         state.send();
@@ -160,16 +163,43 @@ impl GetRequest {
         }
     }
 
+    /// From now on it tells `due` this token when there is something to test: an answer has come,
+    /// or the connection has ended. Test it as well when [`GetRequest::due_within`] has passed.
+    pub fn tell(&mut self, due: &Due, token: u64) {
+        self.state.teller = Some(Teller::new(due, token));
+        self.state.have_told();
+    }
+
+    /// When to test it though it has not told: a pause is over, or its deadline has come.
+    pub fn due_within(&self) -> Duration {
+        match self.state.step {
+            Step::Send(not_before) => due_at(not_before),
+            Step::SendStat(..) => AGAIN_FIRST,
+            Step::Look(_) | Step::LookForStat(..) => due_at(self.state.deadline.given_up_at()),
+        }
+    }
+
     /// Gives it up, like drop: the broker is told, and what it grants all the same is given back.
     /// Never waits.
     pub fn cancel(self) {}
 }
 
 impl State {
+    fn have_told(&self) {
+        if let (Step::Look(id) | Step::LookForStat(id, ..), Some(teller)) =
+            (&self.step, &self.teller)
+        {
+            self.connection.tell(*id, teller);
+        }
+    }
+
     /// Sends the get if it fits now.
     fn send(&mut self) -> Option<Error> {
         match wire::start_get(&self.connection, self.whose.flags(), &self.names, self.deadline) {
-            Ok(Some(id)) => self.step = Step::Look(id),
+            Ok(Some(id)) => {
+                self.step = Step::Look(id);
+                self.have_told();
+            }
             Ok(None) if Instant::now() < self.deadline.given_up_at() => {}
             Ok(None) => return Some(Error::timed_out("get: no room for another request")),
             Err(error) => return Some(error),
@@ -214,7 +244,10 @@ impl State {
                     let asked = self.asked(&lacking);
                     let flags = self.whose.flags();
                     match wire::start_stat(&self.connection, flags, &asked, self.deadline) {
-                        Ok(Some(id)) => self.step = Step::LookForStat(id, got, lacking),
+                        Ok(Some(id)) => {
+                            self.step = Step::LookForStat(id, got, lacking);
+                            self.have_told();
+                        }
                         Ok(None) if Instant::now() < self.deadline.given_up_at() => {
                             self.step = Step::SendStat(got, lacking);
                         }

@@ -6,8 +6,8 @@ use super::options::Whose;
 use super::wire;
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::interrupt::now;
 use fdbroker_protocol::ErrorCode;
-use std::time::Instant;
 
 /// The names with a prefix, in the order of their bytes; see [`crate::Objects::list`]. Asks the
 /// broker for the next page when it has given the last record of one. After an error it is over.
@@ -37,7 +37,7 @@ impl ObjectList {
     fn next_page(&mut self) -> Result<(), Error> {
         // One for all pages: a broker that answers each of them at once must not make a long list
         // endless. The first one is asked for whatever the deadline, as by any other call.
-        if !self.after.is_empty() && Instant::now() >= self.deadline.given_up_at() {
+        if !self.after.is_empty() && now() >= self.deadline.given_up_at() {
             return Err(Error::timed_out(format!("list {} behind {}", self.prefix, self.after)));
         }
         let connection = self.whose.client.connection("list", self.deadline)?;

@@ -3,14 +3,16 @@
 
 use super::options::Whose;
 use super::wire;
+use crate::books::due::{Due, Teller};
 use crate::books::roles::ObjectWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::interrupt::{Condvar, now, wait_until};
 use crate::limits::{LIVENESS_LOOK, WATCH_AGAIN_TIMEOUT, WATCH_EVENTS};
-use crate::sync::{lock, wait_until};
+use crate::sync::lock;
 use fdbroker_protocol::object::ObjectEvent;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What has happened to a name.
@@ -50,12 +52,13 @@ struct State {
     events: VecDeque<WatchEvent>,
     /// The connection over which the broker knows of it; 0: none.
     epoch: u64,
+    teller: Option<Teller>,
 }
 
 impl Watch {
     pub(super) fn start(whose: &Whose, prefix: &str, deadline: Deadline) -> Result<Self, Error> {
         let connection = whose.client.connection("watch", deadline)?;
-        let state = Mutex::new(State { events: VecDeque::new(), epoch: connection.epoch });
+        let state = Mutex::new(State { epoch: connection.epoch, ..State::default() });
         let (prefix, of_job) = (prefix.into(), whose.of_job);
         let queue = Arc::new(Queue { prefix, of_job, state, came: Condvar::new() });
         let watcher: Arc<dyn ObjectWatcher> = queue.clone();
@@ -84,6 +87,13 @@ impl Watch {
             }
             connection.look_at_broker();
         }
+    }
+
+    /// From now on it tells `due` this token when there is something new after
+    /// [`Watch::try_next`] has found nothing; once now.
+    pub fn tell(&self, due: &Due, token: u64) {
+        let mut state = lock(&self.queue.state);
+        state.teller.insert(Teller::new(due, token)).tell();
     }
 
     /// The next event that is there. After a loss of the broker it asks the next one to tell what
@@ -133,10 +143,10 @@ impl Queue {
     fn wait(&self, until: Instant) -> Option<()> {
         let mut state = lock(&self.state);
         while state.events.is_empty() && state.epoch != 0 {
-            if Instant::now() >= until {
+            if now() >= until {
                 return None;
             }
-            state = wait_until(&self.came, state, until);
+            state = wait_until(&self.came, &self.state, state, until);
         }
         Some(())
     }
@@ -164,12 +174,16 @@ impl ObjectWatcher for Queue {
     fn tell(&self, event: ObjectEvent, name: &str, version: u64) {
         let mut state = lock(&self.state);
         state.push(WatchEvent { event, name: name.into(), version });
+        if state.events.len() == 1 {
+            state.teller.iter().for_each(Teller::tell);
+        }
         drop(state);
         self.came.notify_all();
     }
 
     fn disconnected(&self) {
         self.forget_epoch();
+        lock(&self.state).teller.iter().for_each(Teller::tell);
         self.came.notify_all();
     }
 }

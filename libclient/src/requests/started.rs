@@ -1,11 +1,13 @@
 //! An acquire under way that nobody waits for: started, tested now and then, cancelled or dropped.
 //! Must never block, and never lose a grant: what comes too late is given back.
 
+use crate::books::due::{Due, Teller};
 use crate::books::grant::Grant;
 use crate::books::lease::Lease;
 use crate::deadline::Deadline;
 use crate::deposit::AllocationInfo;
 use crate::error::Error;
+use crate::limits::AGAIN_FIRST;
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::requests::acquire::Wanted;
 use crate::wire::connection::Connection;
@@ -49,6 +51,7 @@ struct State {
     /// Those that came before this test.
     kept: Vec<(usize, Result<Kept, Error>)>,
     step: Step,
+    teller: Option<Teller>,
 }
 
 /// A grant until it is handed over: the program may close its fd meanwhile, which it does not know
@@ -98,6 +101,7 @@ impl AcquireRequest {
             arrived: Vec::new(),
             kept: Vec::new(),
             step: Step::Send(Instant::now()),
+            teller: None,
         });
         // Done already is seen by the first test.
         state.advance();
@@ -132,12 +136,38 @@ impl AcquireRequest {
         (!is_done).then_some(self)
     }
 
+    /// From now on it tells `due` this token when there is something to test: its answer has come,
+    /// or the connection has ended. Test it as well when [`AcquireRequest::due_within`] has passed.
+    pub fn tell(&mut self, due: &Due, token: u64) {
+        self.state.teller = Some(Teller::new(due, token));
+        self.state.have_told();
+    }
+
+    /// When to test it though it has not told: a pause is over, or its deadline has come.
+    pub fn due_within(&self) -> Duration {
+        match self.state.step {
+            Step::Send(not_before) => due_at(not_before),
+            Step::Look(_) => due_at(self.state.deadline.given_up_at()),
+        }
+    }
+
     /// Gives it up, like drop: the broker is told, and what it grants all the same is given back.
     /// Never waits.
     pub fn cancel(self) {}
 }
 
+/// How long until then; a moment at least, for what did not fit the last time.
+pub(crate) fn due_at(then: Instant) -> Duration {
+    then.saturating_duration_since(Instant::now()).max(AGAIN_FIRST)
+}
+
 impl State {
+    fn have_told(&self) {
+        if let (Step::Look(id), Some(teller)) = (self.step, &self.teller) {
+            self.connection.tell(id, teller);
+        }
+    }
+
     /// Goes on until there is nothing to do but wait. Whether all have an outcome.
     fn advance(&mut self) -> bool {
         loop {
@@ -151,6 +181,7 @@ impl State {
                     Ok(Some(id)) => {
                         // The reply to a request just sent is never there yet.
                         self.step = Step::Look(id);
+                        self.have_told();
                         return false;
                     }
                     Err(error) => self.settle(Err(error)),

@@ -8,6 +8,7 @@ use super::session::Session;
 use crate::books::roles::{Dispatcher, Served};
 use crate::books::wake::Bell;
 use crate::error::Error;
+use crate::interrupt::{ask, now};
 use crate::limits::{HELLO_SLICE, IDLE, LIVENESS_LOOK, SEND_SLICE};
 use crate::own_fds::raised;
 use crate::sync::is_in_callback;
@@ -105,13 +106,14 @@ impl Dispatch {
         let until = Instant::now() + timeout.min(IDLE);
         loop {
             let served = self.serve();
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(now());
             match served {
                 Some(Served { count, .. }) if count > 0 => return count,
                 _ if left.is_zero() => return 0,
                 Some(Served { later: false, .. }) => {
                     let slice = left.min(LIVENESS_LOOK);
                     poll_many(&mut [PollFd::new(self.event_fd(), PollFlags::POLLIN)], slice);
+                    ask();
                 }
                 // Readable all the time, and for another thread to do.
                 _ => std::thread::sleep(left.min(SEND_SLICE)),

@@ -6,14 +6,15 @@ use super::server::{Came, left};
 use super::session::Session;
 use crate::books::wake::Bell;
 use crate::error::Error;
+use crate::interrupt::{Condvar, wait_until};
 use crate::limits::{HANG_UP_PAUSE, RECONNECT_LAST, THREAD_END_TIMEOUT};
-use crate::sync::{lock, wait_until};
+use crate::sync::lock;
 use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::ErrorCode;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -111,7 +112,7 @@ impl LibraryThread {
                     "a callback does not end: its thread is left behind; do not unload its code"
                 );
             }
-            ended = wait_until(&self.end.changed, ended, until);
+            ended = wait_until(&self.end.changed, &self.end.has_come, ended, until);
         }
         drop(ended);
         if self.handle.join().is_err() {

@@ -13,12 +13,14 @@ use super::connection::Connection;
 use super::inbox::{Inbox, Parcel, Reader};
 use super::reading::{How, Received};
 use super::wait::Wait;
+use crate::books::due::Teller;
 use crate::books::one_way::Unregister;
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::interrupt::{ask, is_set, is_signalled, note_signal, now, wait_unasked, wait_until};
 use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
 use crate::own_fds::{CLOSED_HERE, Identity};
-use crate::sync::{lock, wait_until};
+use crate::sync::lock;
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
 use fdbroker_scm::SendError;
 use nix::poll::PollFlags;
@@ -59,7 +61,7 @@ pub(crate) struct Reply<'a> {
 enum Turn {
     /// Its reply is in the buffers.
     Mine,
-    /// There is something to serve.
+    /// There is something to serve, or a signal has come.
     Events,
     /// Time or the connection is over.
     Over,
@@ -111,7 +113,13 @@ impl Connection {
         Ok(started)
     }
 
-    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie
+    /// Has a started request tell of its reply, or of the end of the connection.
+    pub fn tell(&self, id: u64, teller: &Teller) {
+        lock(&self.inbox).tell(id, teller);
+        self.common.wake.kick();
+    }
+
+    /// As [`Connection::start`], of one that [`Connection::reply`] waits for later. Until then its reply may lie
     /// unread, unless others wait for its credits, and it keeps its place: so it never takes the
     /// last one.
     pub fn start_attended(
@@ -179,7 +187,7 @@ impl Connection {
         let mut wait = Wait::on(self);
         let mut inbox = lock(&self.inbox);
         while inbox.len() >= self.facts.max_parked && !inbox.dead {
-            if Instant::now() >= call.until {
+            if now() >= call.until {
                 // It may have been woken to read or to ask: the next one is.
                 self.pass_on(&mut inbox);
                 return Err(self.no_place(call, &inbox));
@@ -203,13 +211,13 @@ impl Connection {
     ) -> MutexGuard<'a, Inbox> {
         if inbox.reading {
             inbox.queueing += 1;
-            inbox = wait_until(&self.room, inbox, until);
+            inbox = wait_until(&self.room, &self.inbox, inbox, until);
             inbox.queueing -= 1;
             return inbox;
         }
         drop(inbox);
         // A slice: a place may also come free without a reply, by a request that could not be sent.
-        let left = until.saturating_duration_since(Instant::now());
+        let left = until.saturating_duration_since(now());
         self.read_awaiting(PollFlags::empty(), left.min(SEND_SLICE), wait);
         lock(&self.inbox)
     }
@@ -255,7 +263,7 @@ impl Connection {
             let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
             let known: &Vec<_> =
                 known.get_or_insert_with(|| fds.iter().map(|fd| Identity::of(*fd)).collect());
-            if Instant::now() >= call.until {
+            if now() >= call.until {
                 let why = if wanted.is_empty() {
                     "too many fds of this user are in flight"
                 } else {
@@ -375,15 +383,22 @@ impl Connection {
                 return self.open_parcel(call, parcel, decode);
             }
             // A thread that wakes late finds its answer all the same.
-            if Instant::now() >= call.until && (has_looked || inbox.reading) {
+            if now() >= call.until && (has_looked || inbox.reading) {
                 self.give_up(inbox, at, id);
                 return Err(Error::no_answer(call.what));
             }
             if inbox.reading {
                 let wake = inbox.sleep(at);
-                inbox = wait_until(&wake, inbox, call.until);
+                inbox = wait_unasked(&wake, &self.inbox, inbox, call.until);
                 inbox.woke(id);
                 was_sent_now = false;
+                if is_signalled() {
+                    // It may have been woken to read.
+                    self.pass_on(&mut inbox);
+                    drop(inbox);
+                    ask();
+                    inbox = lock(&self.inbox);
+                }
                 continue;
             }
             inbox.reading = true;
@@ -447,7 +462,7 @@ impl Connection {
             self.leave_role();
             inbox = lock(&self.inbox);
         }
-        if Instant::now() < call.until {
+        if now() < call.until {
             drop(inbox);
             self.look_at_broker();
             return None;
@@ -485,7 +500,7 @@ impl Connection {
         // Where nothing but the reply is awaited, the first read itself waits for it.
         let mut reads_waiting = !wait.serves();
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(now());
             let waits_now = waits && !left.is_zero();
             let how = if std::mem::take(&mut reads_waiting) && left > READ_SLICE {
                 How::Waiting { is_proved }
@@ -496,9 +511,15 @@ impl Connection {
                 }
                 How::AtOnce
             };
+            let waited = matches!(how, How::Waiting { .. });
             match self.read_one(reader, Some(id), how) {
                 Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
+                // A signal ends it like the end of its slice.
+                Received::Nothing if waited && is_set() => {
+                    note_signal();
+                    return Turn::Events;
+                }
                 Received::Nothing if left.is_zero() => return Turn::Over,
                 Received::Nothing => {
                     // Not again right after serving, which it leads to.

@@ -18,6 +18,7 @@ use crate::books::holdings::LostRegistration;
 use crate::books::one_way::{Line, OneWay, Unregister};
 use crate::books::page::{PageFacts, Standing};
 use crate::error::Error;
+use crate::interrupt::Condvar;
 use crate::limits::{MAX_ABANDONED, MAX_ABORTS_UNDERWAY, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::sync::lock;
@@ -26,7 +27,7 @@ use fdbroker_protocol::message::HelloReply;
 use fdbroker_scm::SendError;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 /// What a program reads that has closed the fds of a connection.
@@ -293,12 +294,12 @@ impl Connection {
 
     /// Whether replies will come that no thread waits for, or whose credits others wait for. Those
     /// to started requests are read by their tests, unless they bring back credits that others may
-    /// wait for; in dispatch mode the event fd is to tell of them, too.
+    /// wait for, or are to be told of; in dispatch mode the event fd is to tell of them, too.
     fn is_for_the_server(&self, inbox: &Inbox) -> bool {
         let is_untended = if self.common.dispatches() {
             inbox.has_untended()
         } else {
-            inbox.has_untended_deposits()
+            inbox.has_untended_deposits() || inbox.has_told()
         };
         let are_credits_awaited = inbox.has_unattended_deposits() && self.credits.is_awaited();
         inbox.is_owed() || is_untended || are_credits_awaited

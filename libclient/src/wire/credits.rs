@@ -2,9 +2,10 @@
 //! Must never send an fd beyond the credit: the broker would end the connection.
 
 use crate::books::wake::Wake;
+use crate::interrupt::{Condvar, now, wait_until};
 use crate::limits::ROW_GAP;
-use crate::sync::{lock, wait_until};
-use std::sync::{Condvar, Mutex};
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// The credits of one connection, shared by its threads.
@@ -76,14 +77,14 @@ impl Credits {
                 let in_a_row = state.answered_at.is_some_and(|at| at.elapsed() < self.row_gap);
                 return Claim::Ask { in_a_row };
             }
-            if Instant::now() >= until {
+            if now() >= until {
                 return Claim::TimedOut;
             }
             state.waiting += 1;
             if state.waiting == 1 {
                 self.wake.kick();
             }
-            state = wait_until(&self.changed, state, until);
+            state = wait_until(&self.changed, &self.state, state, until);
             state.waiting -= 1;
         }
     }

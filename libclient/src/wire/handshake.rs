@@ -5,6 +5,7 @@ use super::joining::{Joining, Membership};
 use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::interrupt::{ask, now, sleep};
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNECT_LAST};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::error::OUTSIDE_PODS;
@@ -66,7 +67,7 @@ pub(crate) fn greet(caller: &Caller, until: Deadline) -> Result<Greeted, Error> 
     loop {
         match greet_once(caller, until) {
             Err(error) if error.code == ErrorCode::Again && pause < until.remaining() => {
-                std::thread::sleep(pause);
+                sleep(pause);
                 pause = (pause * 2).min(AT_THE_DOOR_LAST);
             }
             outcome => return outcome.map_err(Error::not_again),
@@ -78,7 +79,7 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     let mut greeting = loop {
         match Greeting::begin(caller, until)? {
             Some(greeting) => break greeting,
-            None if !until.has_passed() => std::thread::sleep(BACKLOG_PAUSE),
+            None if !until.has_passed() => sleep(BACKLOG_PAUSE),
             None => return Err(no_answer(&caller.socket)),
         }
     };
@@ -89,8 +90,9 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
         poll_one(
             greeting.socket(),
             PollFlags::POLLIN,
-            greeting.look_at().saturating_duration_since(Instant::now()),
+            greeting.look_at().saturating_duration_since(now()),
         );
+        ask();
     }
 }
 
@@ -201,7 +203,7 @@ impl Greeting {
             let context = self.context("another socket is in its place");
             return Some(Err(Error::new(ErrorCode::Again, context)));
         }
-        let is_over = Instant::now() >= self.until.given_up_at();
+        let is_over = now() >= self.until.given_up_at();
         is_over.then(|| Err(no_answer(&self.path)))
     }
 

@@ -1,13 +1,15 @@
 //! The requests that wait for a reply, and whether a thread reads: the state behind leader and
 //! follower. See `reading`. Must never do IO; all of it lives under one short lock.
 
+use crate::books::due::Teller;
 use crate::books::one_way::Unregister;
+use crate::interrupt::Condvar;
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar};
+use std::sync::Arc;
 
 /// The waiting requests of one connection.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ struct Waiting {
     ends: Vec<Unregister>,
     /// `None`: no thread ever sleeps for it, someone looks now and then.
     wake: Option<Arc<Condvar>>,
+    /// Whom to tell of the reply that no thread sleeps for.
+    teller: Option<Teller>,
     /// Its thread sleeps on `wake`. One that does not looks at the state itself before it sleeps.
     sleeps: bool,
     parcel: Option<Parcel>,
@@ -93,13 +97,27 @@ impl Inbox {
     /// A request that a thread will wait for.
     pub fn enter(&mut self, id: u64, deposits: u32, ends: &[Unregister]) {
         let (wake, ends) = (Some(self.idle.pop().unwrap_or_default()), ends.to_vec());
-        self.waiting.push(Waiting { id, deposits, ends, wake, sleeps: false, parcel: None });
+        let (teller, sleeps, parcel) = (None, false, None);
+        self.waiting.push(Waiting { id, deposits, ends, wake, teller, sleeps, parcel });
     }
 
     /// A request that someone will look after now and then.
     pub fn enter_untended(&mut self, id: u64, deposits: u32) {
-        let ends = Vec::new();
-        self.waiting.push(Waiting { id, deposits, ends, wake: None, sleeps: false, parcel: None });
+        let (ends, wake, teller, sleeps, parcel) = (Vec::new(), None, None, false, None);
+        self.waiting.push(Waiting { id, deposits, ends, wake, teller, sleeps, parcel });
+    }
+
+    /// Has such a one tell of its reply; at once when it is not under way any more.
+    pub fn tell(&mut self, id: u64, teller: &Teller) {
+        match self.position(id) {
+            Some(at) => self.waiting[at].teller = Some(teller.clone()),
+            None => teller.tell(),
+        }
+    }
+
+    /// Whether one is under way whose reply is to be told of.
+    pub fn has_told(&self) -> bool {
+        self.waiting.iter().any(|waiting| waiting.teller.is_some())
     }
 
     /// Whether such a one is under way.
@@ -195,6 +213,7 @@ impl Inbox {
         if waiting.wake.is_none() {
             let fds = parcel.fds.into_iter().filter_map(|fd| OwnFd::kept(fd).ok());
             self.answered.insert(waiting.id, (parcel.bytes, fds.collect()));
+            waiting.teller.iter().for_each(Teller::tell);
             return self.leave(at);
         }
         waiting.parcel = Some(parcel);
@@ -214,6 +233,7 @@ impl Inbox {
         self.owed.clear();
         for gone in self.waiting.extract_if(.., |waiting| waiting.parcel.is_none()) {
             gone.wake_sleeper();
+            gone.teller.iter().for_each(Teller::tell);
         }
     }
 }

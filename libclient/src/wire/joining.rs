@@ -5,6 +5,7 @@ use super::dial::{open, what};
 use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::interrupt::{ask, now, sleep};
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::error::OUTSIDE_PODS;
@@ -135,15 +136,16 @@ impl Joining {
                 return outcome;
             }
             let end = until.given_up_at();
-            if Instant::now() >= end {
+            if now() >= end {
                 return Err(self.lost("the broker does not answer"));
             }
             let left = self.look_at().unwrap_or(end).min(end);
-            let left = left.saturating_duration_since(Instant::now());
+            let left = left.saturating_duration_since(now());
             match self.socket() {
                 Some(socket) => drop(poll_one(socket, PollFlags::POLLIN, left)),
-                None => std::thread::sleep(left),
+                None => sleep(left),
             }
+            ask();
         }
     }
 

@@ -1,5 +1,7 @@
 //! Waiting for sockets: poll(2) and shutdown(2). Must never wait without a bound of the caller's.
 
+use crate::interrupt::note_signal;
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::ReceiveTimeout;
@@ -20,9 +22,11 @@ pub(crate) fn poll_one(fd: BorrowedFd<'_>, wanted: PollFlags, timeout: Duration)
 pub(crate) fn poll_many(fds: &mut [PollFd<'_>], timeout: Duration) {
     let ms = timeout.as_nanos().div_ceil(1_000_000);
     let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
-    // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller looks at the clock and goes
-    // on.
-    let _ = poll(fds, timeout);
+    // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller asks the program, looks at
+    // the clock and goes on.
+    if poll(fds, timeout) == Err(Errno::EINTR) {
+        note_signal();
+    }
 }
 
 /// What came for one fd, unknown bits included.

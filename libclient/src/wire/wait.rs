@@ -4,6 +4,7 @@
 use super::connection::Connection;
 use super::poll::{came, poll_many};
 use crate::books::roles::Dispatcher;
+use crate::interrupt::{ask, is_signalled, now, sleep};
 use crate::limits::SEND_SLICE;
 use nix::poll::{PollFd, PollFlags};
 use std::os::fd::BorrowedFd;
@@ -30,8 +31,8 @@ impl Wait {
         self.dispatcher.is_some()
     }
 
-    /// Waits up to `patience` for `wanted` on a socket, or for events. `true`: call `serve`, out of
-    /// every role and lock.
+    /// Waits up to `patience` for `wanted` on a socket, for events, or a signal. `true`: call
+    /// `serve`, out of every role and lock.
     pub fn poll(
         &mut self,
         socket: Option<(BorrowedFd<'_>, PollFlags)>,
@@ -44,16 +45,18 @@ impl Wait {
         self.leaves_events = false;
         let has_events = events.is_some();
         // Few, and no allocation: a wait is on the way of each request.
-        match (events, socket) {
+        let came = match (events, socket) {
             (Some(events), Some(socket)) => first_came(&mut [events, socket], patience),
             (Some(one), None) | (None, Some(one)) => first_came(&mut [one], patience) && has_events,
             (None, None) => first_came(&mut [], patience),
-        }
+        };
+        came || is_signalled()
     }
 
-    /// Serves what is there.
+    /// Serves what is there, and asks the program after a signal.
     pub fn serve(&mut self) {
         self.has_served = true;
+        ask();
         if let Some(dispatcher) = &self.dispatcher {
             self.leaves_events = dispatcher.serve().is_none_or(|served| served.later);
         }
@@ -77,11 +80,11 @@ impl Connection {
     pub fn pause(&self, pause: Duration) {
         let mut wait = Wait::on(self);
         if !wait.serves() {
-            return std::thread::sleep(pause);
+            return sleep(pause);
         }
         let until = Instant::now() + pause;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            let left = until.saturating_duration_since(now());
             if left.is_zero() {
                 return;
             }
@@ -102,7 +105,7 @@ impl Connection {
             return attempt(until);
         }
         loop {
-            let now = Instant::now();
+            let now = now();
             let succeeded = attempt(now);
             if succeeded.is_some() || now >= until {
                 return succeeded;
