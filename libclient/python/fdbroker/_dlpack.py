@@ -91,6 +91,8 @@ def capsule(
 
     BufferError: memory opened for reading, and a consumer that knows DLPack before 1.0, which cannot say so.
     """
+    if dtype.dlpack < 0:
+        raise BufferError(f"DLPack has no element type {dtype.name}; take the memory's bytes, or numpy()")
     is_versioned = max_version is not None and max_version[0] >= 1
     if is_read_only and not is_versioned:
         raise BufferError("this memory is open for reading, which DLPack before 1.0 cannot say; open it with writable=True")

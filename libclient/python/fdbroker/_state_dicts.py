@@ -13,7 +13,7 @@ from ._errors import InvalidArgument, NotSupported
 from ._memory import Buffer, Memory
 from ._objects import Object
 from ._tensors import bytes_of, device_of, name_of, size_of
-from ._types import dtype_of
+from ._types import dtype_of, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy
@@ -137,7 +137,7 @@ def _array(memory: Memory, start: int, row: _Row) -> "numpy.ndarray":
 
     try:
         dtype = dtype_of(row.dtype)
-        kind = numpy.dtype("V2" if dtype.name == "bfloat16" else dtype.name)
+        kind = numpy_dtype(dtype)
     except TypeError:
         # Of types that numpy has not: the bytes of each element.
         kind = numpy.dtype("V%d" % size_of(getattr(torch, row.dtype)))
