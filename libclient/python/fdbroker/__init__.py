@@ -45,8 +45,10 @@ from ._errors import (
 from ._groups import Group
 from ._handle import Handle
 from ._memory import Buffer, Memory, View
+from ._notices import Notice, Notices
 from ._objects import KeptEndsWithBroker, Object, ObjectInfo
 from ._private import PrivateBroker, private_broker
+from ._watches import Watch, WatchEvent
 
 __version__: str = _lib.fdbroker_version().decode()
 
@@ -57,8 +59,8 @@ for _class in list(globals().values()):
 
 __all__ = [
     "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Group", "Handle", "Internal",
-    "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Lost", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
+    "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Lost", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported", "Notice", "Notices",
     "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
     "ShuttingDown", "Stale", "TimedOut", "TooLong",
-    "UnsupportedFd", "VersionChanged", "View", "WrongNode", "connect", "device_count", "private_broker",
+    "UnsupportedFd", "VersionChanged", "View", "Watch", "WatchEvent", "WrongNode", "connect", "device_count", "private_broker",
 ]  # fmt: skip

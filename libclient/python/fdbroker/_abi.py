@@ -1,6 +1,6 @@
 """The C ABI as fdbroker.h declares it, for ctypes. Every call releases the GIL.
 
-Must never keep a Python callback in the library: threads of the library would then need an interpreter that may be gone.
+Must never keep a Python callback in the library for its own threads: these would need an interpreter that may be gone.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ SHARE = {"uid": 0, "gid": 1, "any": 2}
 HOST_MEMORY = {"arena": 0, "udmabuf": 1, "isolated": 2, "dma-heap": 3}
 DRIVERS = {"cuda": 1, "level-zero": 2}
 IMPORT_READ, IMPORT_WRITE, IMPORT_NO_CACHE = 0, 1, 2
+OPEN_NOTICES = 8
 OWNERS_DEVICE = 0xFFFFFFFF
 OK, AGAIN = 0, 7
 
@@ -47,6 +48,13 @@ class Import(Structure):
     ]  # fmt: skip
 
 
+class Notice(Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("kind", c_uint32), ("code", c_uint32), ("slot", c_uint32), ("generation", c_uint32),
+        ("lease", c_uint64), ("owner_allocation_id", c_uint64), ("base", c_uint64),
+    ]  # fmt: skip
+
+
 STATS = (
     "hits misses stale evicted entries pinned bytes max_entries max_bytes registrations host_bytes host_bytes_used leases "
     "host_bytes_held_back"
@@ -56,6 +64,9 @@ STATS = (
 class Stats(Structure):
     _fields_ = [("struct_size", c_uint64)] + [(name, c_uint64) for name in STATS]
 
+
+#: Whether a call that waits is to end.
+Interrupt = ctypes.CFUNCTYPE(c_int32, c_void_p)
 
 _CONTEXT = c_void_p
 _DEADLINE = c_uint32
@@ -69,6 +80,19 @@ _FUNCTIONS = [
     ("fdbroker_open", c_int32, [POINTER(Options), POINTER(c_void_p)]),
     ("fdbroker_close", c_int32, [_CONTEXT]),
     ("fdbroker_is_connected", c_int32, [_CONTEXT]),
+    ("fdbroker_set_interrupt", c_int32, [Interrupt, c_void_p]),
+    ("fdbroker_due_open", c_int32, [POINTER(c_void_p)]),
+    ("fdbroker_due_fd", c_int, [c_void_p]),
+    ("fdbroker_due_take", c_int32, [c_void_p, POINTER(c_uint64)]),
+    ("fdbroker_due_tell", c_int32, [c_void_p, c_uint64]),
+    ("fdbroker_due_close", c_int32, [c_void_p]),
+    ("fdbroker_notice_next", c_int32, [_CONTEXT, POINTER(Notice)]),
+    ("fdbroker_notice_tell", c_int32, [_CONTEXT, c_void_p, c_uint64]),
+    ("fdbroker_import_start", c_int32, [_CONTEXT, c_size_t, POINTER(Handle), c_uint32, _DEADLINE, POINTER(c_void_p)]),
+    ("fdbroker_import_test", c_int32, [c_void_p, POINTER(Import), POINTER(c_int32)]),
+    ("fdbroker_request_tell", c_int32, [c_void_p, c_void_p, c_uint64]),
+    ("fdbroker_request_due_ms", c_uint32, [c_void_p]),
+    ("fdbroker_request_cancel", c_int32, [c_void_p]),
     ("fdbroker_flush", c_int32, [_CONTEXT, _DEADLINE]),
     ("fdbroker_stats", c_int32, [_CONTEXT, POINTER(Stats)]),
     ("fdbroker_handle_parse", c_int32, [POINTER(Handle), POINTER(HandleInfo)]),

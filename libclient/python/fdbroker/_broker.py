@@ -1,24 +1,25 @@
 """The connection to the node's broker: memory made, opened, counted. Must never wait without a timeout."""
 
-import asyncio
 import contextlib
 import ctypes
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _abi, _groups, _objects
-from ._context import Context, Lease, give_back, ms, open_context
+from . import _abi, _aio, _gets, _groups, _objects
+from ._context import Context, Lease, free, give_back, ms, open_context
 from ._errors import Closed, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
 from ._memory import Buffer, View, layout
+from ._notices import News, Notices
 from ._objects import Object, ObjectInfo
 from ._types import DType, count_of, dtype_of, shape_of
+from ._waits import wait
+from ._watches import Watch
 
 ShapeLike = Union[int, Tuple[int, ...]]
-_Result = TypeVar("_Result")
 #: Seconds that a call waits at most, unless told otherwise.
 TIMEOUT_S = 5.0
 #: Seconds that connecting waits: a broker whose fds are all in use lets clients in one after the other.
@@ -38,7 +39,9 @@ def parse_device(device: Optional[str]) -> Optional[Tuple[str, int]]:
 class Broker:
     """A connection to the node's broker: :func:`fdbroker.connect`, :func:`fdbroker.private_broker`.
 
-    All threads may use it at once; calls release the GIL. A forked child connects anew: there each call raises
+    All threads may use it at once; calls release the GIL. In the main thread a signal handler that raises, as that of
+    Ctrl-C does, ends a call at once, and what the call would have got is given back; in another thread a call ends by its timeout. A
+    driver's own call is not stopped. A timeout of None is the longest, an hour. A forked child connects anew: there each call raises
     :class:`~fdbroker.NotConnected`. While the broker is away calls that need it raise that, too, and the library connects
     again by itself. ``with`` closes it at the end; memory that is still seen somewhere stays, and the connection with it.
     """
@@ -62,7 +65,7 @@ class Broker:
         """A call, with the connection held meanwhile: another thread may close this object."""
         context = self._live().take()
         try:
-            check(function(context.pointer, *arguments))
+            check(wait(function, context.pointer, *arguments))
         finally:
             context.give_back()
 
@@ -70,7 +73,7 @@ class Broker:
 
     def empty(
         self, shape: ShapeLike, dtype: Any = "uint8", *, device: Optional[str] = None, memory: str = "arena", share: str = "uid",
-        timeout: float = TIMEOUT_S,
+        timeout: Optional[float] = TIMEOUT_S,
     ) -> Buffer:  # fmt: skip
         """Memory that other processes can open, with undefined content.
 
@@ -87,20 +90,19 @@ class Broker:
         pointer, handle = ctypes.c_void_p(), _abi.Handle()
         results = ms(timeout), ctypes.byref(pointer), ctypes.byref(handle)
         place = parse_device(device)
+        give = _abi.lib.fdbroker_host_free if place is None else _abi.lib.fdbroker_gpu_free
         # Memory without a byte cannot be shared; it has one that nobody sees.
         asked = max(nbytes, 1)
         context = self._live().take()
         try:
+            lease = Lease(context, functools.partial(free, give, pointer))
             if place is None:
                 kind = _choice("memory", _abi.HOST_MEMORY, memory)
-                check(_abi.lib.fdbroker_host_alloc(context.pointer, kind, asked, *results))
+                check(wait(_abi.lib.fdbroker_host_alloc, context.pointer, kind, asked, *results))
             else:
                 driver, circle = _abi.DRIVERS[place[0]], _choice("share", _abi.SHARE, share)
-                check(_abi.lib.fdbroker_gpu_alloc(context.pointer, driver, place[1], asked, circle, *results))
-            free = _abi.lib.fdbroker_host_free if place is None else _abi.lib.fdbroker_gpu_free
-            address = pointer.value or 0
-            lease = Lease(context, functools.partial(give_back, free, address))
-            return Buffer(context, lease, address, nbytes, sizes, element, device=place, writable=True)
+                check(wait(_abi.lib.fdbroker_gpu_alloc, context.pointer, driver, place[1], asked, circle, *results))
+            return Buffer(context, lease, pointer.value or 0, nbytes, sizes, element, device=place, writable=True)
         finally:
             context.give_back()
 
@@ -132,7 +134,7 @@ class Broker:
 
     def open(
         self, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike] = None, dtype: Any = "uint8", *,
-        writable: bool = False, timeout: float = TIMEOUT_S, device: Optional[str] = None,
+        writable: bool = False, timeout: Optional[float] = TIMEOUT_S, device: Optional[str] = None,
     ) -> View:  # fmt: skip
         """The memory of a handle, opened here without a copy.
 
@@ -152,15 +154,12 @@ class Broker:
         wanted, imported = to_c(handle), _abi.Import()
         context = self._live().take()
         try:
+            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, imported, "pin"))
             flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
             if device == "cpu" and Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
                 raise ValueError("device is cpu, and this memory is of a GPU; say cuda:N, or no device for the GPU that it is on")
             with self._opened_by(context, Handle(handle), parse_device(device)) as is_gpu:
-                check(_abi.lib.fdbroker_import(context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
-            # A copy: the library zeroes the struct that is given back.
-            taken = ctypes.byref(_abi.Import.from_buffer_copy(imported))
-            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, taken))
-            nbytes = imported.size_bytes
+                check(wait(_abi.lib.fdbroker_import, context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
             place = self._place_of(context, imported) if is_gpu else None
             if place is not None and device is not None and place != parse_device(device):
                 lease.end()
@@ -168,10 +167,7 @@ class Broker:
                     f"device is {device}, and this connection has the memory open on {place[0]}:{place[1]} already; close that, or "
                     "use a connection of its own for each device (fdbroker.connect)"
                 )
-            sizes, element = layout(nbytes, shape, dtype)
-            view = View(context, lease, imported.ptr or 0, nbytes, sizes, element, device=place, writable=writable)
-            view._import = imported
-            return view
+            return _view(context, lease, imported, shape, dtype, place, writable)
         finally:
             context.give_back()
 
@@ -213,7 +209,7 @@ class Broker:
         names = {number: name for name, number in _abi.DRIVERS.items()}
         return names[driver.value], number.value
 
-    def handle_of(self, pointer: int, *, device: Optional[str] = None, share: str = "uid", timeout: float = TIMEOUT_S) -> Handle:
+    def handle_of(self, pointer: int, *, device: Optional[str] = None, share: str = "uid", timeout: Optional[float] = TIMEOUT_S) -> Handle:
         """The handle of memory by an address in it: of this connection's own memory, or with a device of what another library
         allocated there, which is registered by the first call. :meth:`retire` it before it is freed.
 
@@ -243,7 +239,7 @@ class Broker:
 
     def put(
         self, name: str, value: Any, *, metadata: bytes = b"", replace: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None,
-        evictable: bool = False, expect: Optional[int] = None, job: bool = False, timeout: float = TIMEOUT_S,
+        evictable: bool = False, expect: Optional[int] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S,
     ) -> int:  # fmt: skip
         """Makes an object of the host under a name, with a copy of ``value``: memory, an array, bytes. Its version.
 
@@ -264,7 +260,7 @@ class Broker:
     def put_many(
         self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,
         keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, expect: Optional[int] = None, job: bool = False,
-        timeout: float = TIMEOUT_S,
+        timeout: Optional[float] = TIMEOUT_S,
     ) -> List[int]:  # fmt: skip
         """Makes objects, as :meth:`put`, those of a group of 253 at one moment. Their versions."""
         options = _objects.to_make(job, replace, keep, pin, evictable)
@@ -273,7 +269,7 @@ class Broker:
     def create(
         self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,
         replace: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, expect: Optional[int] = None,
-        job: bool = False, timeout: float = TIMEOUT_S,
+        job: bool = False, timeout: Optional[float] = TIMEOUT_S,
     ) -> Group:  # fmt: skip
         """Begins a group of up to 253 objects, in one piece of memory of the host or of a GPU, to be filled in place and sealed.
 
@@ -288,7 +284,7 @@ class Broker:
         return _groups.create(self, objects, metadata, options, parse_device(device), expect, timeout)
 
     def get(
-        self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: float = TIMEOUT_S
+        self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
     ) -> Object:  # fmt: skip
         """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
 
@@ -302,17 +298,17 @@ class Broker:
         return self.get_many([name], device=device, job=job, timeout=timeout)[0]
 
     def get_many(
-        self, names: Sequence[str], *, device: Optional[str] = None, job: bool = False, timeout: float = TIMEOUT_S
+        self, names: Sequence[str], *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
     ) -> List[Object]:  # fmt: skip
         """Up to 253 objects of one moment, all or none: never two versions of a group mixed. Errors: as :meth:`get`."""
         return _objects.get(self, list(names), job, parse_device(device), timeout)
 
-    def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: float = TIMEOUT_S) -> None:
+    def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> None:
         """Takes the name away, if it has this version (0: any). Who has the object keeps it. Errors: NotFound, VersionChanged."""
         _objects.delete(self, name, version, job, timeout)
 
     def touch(
-        self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: float = TIMEOUT_S
+        self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
     ) -> None:
         """Counts as a use, and sets what keeps the object.
 
@@ -324,31 +320,79 @@ class Broker:
         """
         _objects.touch(self, name, keep, pin, job, timeout)
 
-    def stat(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Optional[ObjectInfo]:
+    def stat(self, name: str, *, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> Optional[ObjectInfo]:
         """What is known of a name, one that is being made too; None: nothing."""
         return _objects.stat(self, name, job, timeout)
 
-    def list(self, prefix: str = "", *, job: bool = False, timeout: float = TIMEOUT_S) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str = "", *, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> Iterator[ObjectInfo]:
         """What is known of all names that begin with ``prefix``, in the order of their bytes. Asks page by page."""
         return _objects.names(self, prefix, job, timeout)
 
-    async def aget(self, name: str, **options: Any) -> Object:
-        """:meth:`get`, awaited."""
-        return await run(functools.partial(self.get, name, **options))
+    def watch(self, prefix: str = "", *, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> Watch:
+        """From now on tells what happens to names that begin with ``prefix``: iterate over it, or read :meth:`Watch.next`.
+
+        timeout: seconds that the broker has to begin it. Errors: :class:`~fdbroker.NoQuota` (too many),
+        :class:`~fdbroker.NotConnected`.
+        """
+        context = self._live().take()
+        try:
+            return Watch(context, prefix, job, timeout)
+        finally:
+            context.give_back()
+
+    def notices(self) -> Notices:
+        """From now on tells what the broker tells this process: the ends of memory, its own coming and going. Iterate over it.
+
+        A thread of this package reads them from the first call on.
+        """
+        context = self._live().take()
+        try:
+            return context.news(News).read()
+        finally:
+            context.give_back()
+
+    # --- asyncio: a wait takes no thread, and a cancel ends it at once ---
+
+    async def aget(
+        self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
+    ) -> Object:  # fmt: skip
+        """:meth:`get`, awaited. Any number may wait."""
+        context = self._live().take()
+        try:
+            return await _gets.get(context, name, job, parse_device(device), timeout)
+        finally:
+            context.give_back()
+
+    async def aopen(
+        self, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike] = None, dtype: Any = "uint8", *,
+        writable: bool = False, timeout: Optional[float] = TIMEOUT_S, device: Optional[str] = None,
+    ) -> View:  # fmt: skip
+        """:meth:`open`, awaited. A driver opens GPU memory in a thread of this package."""
+        if device is not None or Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
+            options = {"writable": writable, "timeout": timeout, "device": device}
+            return await _aio.run(functools.partial(self.open, handle, shape, dtype, **options))
+        wanted, imported = to_c(handle), _abi.Import()
+        context = self._live().take()
+        try:
+            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, imported, "pin"))
+            flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
+            start = functools.partial(_abi.lib.fdbroker_import_start, context.pointer, 1, ctypes.byref(wanted), flags, ms(timeout))
+
+            def test(under_way: ctypes.c_void_p) -> bool:
+                return _aio.is_done(_abi.lib.fdbroker_import_test(under_way, ctypes.byref(imported), None))
+
+            await _aio.request(context, lease, start, test, False)
+            return _view(context, lease, imported, shape, dtype, None, writable)
+        finally:
+            context.give_back()
 
     async def aput(self, name: str, value: Any, **options: Any) -> int:
-        """:meth:`put`, awaited."""
-        return await run(functools.partial(self.put, name, value, **options))
-
-    # --- asyncio ---
-
-    async def aopen(self, handle: Union[bytes, bytearray, memoryview], *arguments: Any, **options: Any) -> View:
-        """:meth:`open`, awaited: a thread of the loop's executor waits. What comes after a cancel is closed."""
-        return await run(functools.partial(self.open, handle, *arguments, **options))
+        """:meth:`put`, awaited: a thread of this package copies. A cancel leaves it to that thread, which may still put it."""
+        return await _aio.run(functools.partial(self.put, name, value, **options))
 
     async def aempty(self, *arguments: Any, **options: Any) -> Buffer:
-        """:meth:`empty`, awaited."""
-        return await run(functools.partial(self.empty, *arguments, **options))
+        """:meth:`empty`, awaited, in a thread of this package. What comes after a cancel is closed."""
+        return await _aio.run(functools.partial(self.empty, *arguments, **options))
 
     # --- the connection ---
 
@@ -369,7 +413,7 @@ class Broker:
         """Whether :meth:`close` was called."""
         return self._context is None
 
-    def flush(self, timeout: float = TIMEOUT_S) -> None:
+    def flush(self, timeout: Optional[float] = TIMEOUT_S) -> None:
         """Returns when the broker has heard of all that was given back. Errors: TimedOut, NotConnected."""
         self._call(_abi.lib.fdbroker_flush, ms(timeout))
 
@@ -418,19 +462,15 @@ def _choice(what: str, choices: Dict[str, int], value: str) -> int:
     return choices[value]
 
 
-async def run(call: Callable[[], _Result]) -> _Result:
-    """A call in the loop's executor. When the awaiting task is cancelled, what the call still gives is closed."""
-    future = asyncio.get_running_loop().run_in_executor(None, call)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        future.add_done_callback(_close_result)
-        raise
-
-
-def _close_result(future: "asyncio.Future[Any]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        getattr(future.result(), "close", lambda: None)()
+def _view(
+    context: Context, lease: Lease, imported: _abi.Import, shape: Optional[ShapeLike], dtype: Any, place: Optional[Tuple[str, int]],
+    writable: bool,
+) -> View:  # fmt: skip
+    sizes, element = layout(imported.size_bytes, shape, dtype)
+    view = View(context, lease, imported.ptr or 0, imported.size_bytes, sizes, element, device=place, writable=writable)
+    # A copy: the library zeroes the struct that is given back.
+    view._import = _abi.Import.from_buffer_copy(imported)
+    return view
 
 
 def connect(
@@ -454,6 +494,7 @@ def connect(
     options.socket = None if socket is None else os.fsencode(socket)
     options.name = None if name is None else name.encode()
     options.own_fds, options.arena_bytes = own_fds, arena_bytes
+    options.flags = _abi.OPEN_NOTICES
     options.connect_timeout_ms = ms(CONNECT_TIMEOUT_S if timeout is None else timeout)
     if cache_entries is not None:
         options.cache_max_entries = cache_entries

@@ -6,17 +6,23 @@ Must never close a connection whose memory somebody can still see, nor touch the
 import ctypes
 import os
 import threading
-from typing import Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from . import _abi
 from ._errors import Closed, check
+from ._waits import wait
 
-#: A timeout in seconds, up to an hour.
+if TYPE_CHECKING:
+    from ._notices import News
+
+#: The longest timeout, in seconds: an hour.
 LONGEST_S = 3600.0
 
 
-def ms(timeout: float) -> int:
-    """Seconds as the library's milliseconds; ValueError for what is no time."""
+def ms(timeout: Optional[float]) -> int:
+    """Seconds as the library's milliseconds, None as the longest; ValueError for what is no time."""
+    if timeout is None:
+        timeout = LONGEST_S
     if not timeout >= 0:
         raise ValueError(f"timeout is {timeout}; it is 0 or more seconds")
     return int(min(timeout, LONGEST_S) * 1000)
@@ -30,6 +36,8 @@ class Context:
         self._users = 1
         self._lock = threading.Lock()
         self.pid = os.getpid()
+        # What tells the program of the broker's notices, from the first time that it wants to know.
+        self._news: Optional["News"] = None
         # What the end needs: modules may be gone when the interpreter ends.
         self._getpid, self._close = os.getpid, _abi.lib.fdbroker_close
 
@@ -46,6 +54,13 @@ class Context:
             self._users += 1
         return self
 
+    def news(self, make: "Callable[[Context], News]") -> "News":
+        """What tells of notices, by way of `make` the first time. A user must be held meanwhile."""
+        with self._lock:
+            if self._news is None:
+                self._news = make(self)
+            return self._news
+
     def give_back(self) -> None:
         """One user less; the last one closes the connection."""
         # In a forked child the lock may be held by a thread that is not here, and the connection is the parent's.
@@ -55,6 +70,8 @@ class Context:
             self._users -= 1
             is_last = self._users == 0
         if is_last:
+            if self._news is not None:
+                self._news.close()
             self._close(self._pointer)
 
     def is_forked(self) -> bool:
@@ -62,35 +79,55 @@ class Context:
         return self._getpid() != self.pid
 
 
-def give_back(function: Callable[[int, object], object], what: object, context: int) -> None:
-    """For :class:`Lease`, with the first two bound: the call that gives something back. Nothing can be done about a failure here, and
-    none is known but a fault of this package."""
+def give_back(function: Callable[[int, object], object], what: Any, token: str, context: int) -> None:
+    """For :class:`Lease`, with all but the last bound: the call that gives something back, by a struct. The library fills it in, `token`
+    included, and empties it then. Nothing can be done about a failure here, and none is known but a fault of this package."""
     # With nothing of this module, which may be gone when the interpreter ends.
-    function(context, what)
+    if getattr(what, token):
+        function(context, what)
+
+
+def free(function: Callable[[int, object], object], place: ctypes.c_void_p, context: int) -> None:
+    """The same by an address, once; nothing where there is none."""
+    address, place.value = place.value, None
+    if address:
+        function(context, address)
 
 
 class Lease:
     """What keeps one piece of memory: released once, by whoever comes first of close, garbage collection and exit.
 
-    ``release`` is called with the context's pointer, and never in a forked child.
+    **It is there before the call that gets the memory**, so that an exception at any moment gives the memory back. ``release`` is called
+    with the context's pointer, never in a forked child; a second call of it must do nothing, as one before there is memory.
     """
 
     __slots__ = ("_context", "_release", "_lock", "__weakref__")
 
     def __init__(self, context: Context, release: Callable[[int], object]) -> None:
-        self._context = context.take()
+        self._context: Optional[Context] = context.take()
         self._release = release
         self._lock = threading.Lock()
 
     def end(self) -> None:
         """Gives the memory back; a second call does nothing."""
-        if self._context.is_forked():
+        context = self._context
+        if context is None or context.is_forked():
             return
+        try:
+            self._end()
+        except BaseException:
+            # A signal handler has raised in the middle.
+            self._end()
+            raise
+
+    def _end(self) -> None:
         with self._lock:
-            release, self._release = self._release, None  # type: ignore[assignment]
-        if release is not None:
-            release(self._context.pointer)
-            self._context.give_back()
+            context = self._context
+            if context is not None:
+                self._release(context.pointer)
+                self._context = None
+        if context is not None:
+            context.give_back()
 
     def __del__(self) -> None:
         # Not there when __init__ raised.
@@ -101,6 +138,11 @@ class Lease:
 def open_context(options: _abi.Options) -> Context:
     """Connects."""
     pointer = ctypes.c_void_p()
-    check(_abi.lib.fdbroker_open(ctypes.byref(options), ctypes.byref(pointer)))
-    assert pointer.value is not None, "FDBROKER_OK gives a context"
-    return Context(pointer.value)
+    try:
+        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), ctypes.byref(pointer)))
+        assert pointer.value is not None, "FDBROKER_OK gives a context"
+        return Context(pointer.value)
+    except BaseException:
+        if pointer.value is not None:
+            _abi.lib.fdbroker_close(pointer)
+        raise

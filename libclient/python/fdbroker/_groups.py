@@ -12,10 +12,11 @@ from ctypes import c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from . import _abi, _objects
-from ._context import Context, Lease, ms
+from ._context import Context, Lease, free, ms
 from ._errors import Sealed, SealedBusy, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
+from ._waits import wait
 
 if TYPE_CHECKING:
     from ._broker import Broker
@@ -96,7 +97,7 @@ class Group:
             check(_objects.function("write")(self._pointer, self._index[name], offset, address, source.nbytes))
         del keeper
 
-    def seal(self, *, stream: Optional[int] = None, timeout: float = 5.0) -> int:
+    def seal(self, *, stream: Optional[int] = None, timeout: Optional[float] = 5.0) -> int:
         """From one moment on all names lead to the objects, and nobody can change them. Their version.
 
         What ``group[name]`` gave is closed, and its memory goes from this process: :meth:`Broker.get <fdbroker.Broker.get>` opens it
@@ -111,9 +112,9 @@ class Group:
             self._end_views()
             version = c_uint64()
             if stream is None:
-                code = _objects.function("seal")(self._pointer, ms(timeout), ctypes.byref(version))
+                code = wait(_objects.function("seal"), self._pointer, ms(timeout), ctypes.byref(version))
             else:
-                code = _objects.function("seal_after")(self._pointer, _WORK_STREAM, stream, ms(timeout), ctypes.byref(version))
+                code = wait(_objects.function("seal_after"), self._pointer, _WORK_STREAM, stream, ms(timeout), ctypes.byref(version))
             check(code)
             lease, self._lease, self._hold = self._lease, None, None
         if lease is not None:
@@ -157,7 +158,7 @@ class Group:
         self.close()
 
 
-def _close(close: Any, group: int, _context: int) -> None:
+def _close(_context: int, group: object, *, close: Any = _objects._declarations["close"]) -> None:
     # With nothing of this module, which may be gone when the interpreter ends.
     close(group)
 
@@ -168,7 +169,7 @@ Wanted = Tuple[Union[int, Tuple[int, ...]], Any]
 
 def create(
     broker: "Broker", objects: Mapping[str, Wanted], metadata: Optional[Mapping[str, bytes]], options: "_objects._Options",
-    device: Optional[Tuple[str, int]], expect: Optional[int], timeout: float,
+    device: Optional[Tuple[str, int]], expect: Optional[int], timeout: Optional[float],
 ) -> Group:  # fmt: skip
     """Begins a group."""
     function, kept = _objects.function("create"), []
@@ -179,11 +180,10 @@ def create(
     _objects.at_device(options, device)
     made, context = c_void_p(), broker._live().take()
     try:
-        check(function(context.pointer, len(members), new, ctypes.byref(options), ms(timeout), ctypes.byref(made)))
-        pointer = made.value or 0
-        lease = Lease(context, functools.partial(_close, _objects.function("close"), pointer))
+        lease = Lease(context, functools.partial(free, _close, made))
+        check(wait(function, context.pointer, len(members), new, ctypes.byref(options), ms(timeout), ctypes.byref(made)))
         sealed = functools.partial(_objects.warn_once, broker, options, next(iter(members), ""), timeout, 3)
-        return Group(context, lease, pointer, members, device, sealed)
+        return Group(context, lease, made.value or 0, members, device, sealed)
     finally:
         context.give_back()
         del kept

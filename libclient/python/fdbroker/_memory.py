@@ -6,13 +6,15 @@ Must never let anything see memory that was given back: each view keeps it.
 import builtins
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any, Optional, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple, Type, Union
 
 from . import _abi, _dlpack
 from ._context import Context, ms
-from ._errors import Closed, NotConnected, check
+from ._errors import Closed, Error, NotConnected, Stale, check
 from ._handle import Handle, from_c
-from ._types import DType, Shape, count_of, dtype_of, shape_of
+from ._notices import News
+from ._types import DType, Shape, count_of, dtype_of, numpy_dtype, shape_of
+from ._waits import wait
 
 if TYPE_CHECKING:
     import numpy
@@ -125,7 +127,7 @@ class Memory:
 
         wanted = self._dtype if dtype is None else dtype_of(dtype)
         shape = self._shape(shape, wanted)
-        kind = numpy.dtype("V2") if wanted.name == "bfloat16" else numpy.dtype(wanted.name)
+        kind = numpy_dtype(wanted)
         if count_of(shape) == 0:
             return numpy.empty(shape, kind)
         return numpy.frombuffer(self.memoryview(), dtype=kind, count=count_of(shape)).reshape(shape)
@@ -203,6 +205,26 @@ class Memory:
 
     # --- its end ---
 
+    def _allocation(self) -> Tuple[int, int]:
+        """Slot and generation."""
+        raise NotImplementedError
+
+    def on_end(self, act: Callable[[Error], Any]) -> None:
+        """Calls ``act`` once when the memory has ended, unless this object is closed or gone by then: with the reason, such as
+        :class:`~fdbroker.OwnerGone`, :class:`~fdbroker.Stale` (given up by its owner, deleted, or replaced and without a reader's
+        name), :class:`~fdbroker.Lost`. It stays mapped until this process lets go of it.
+
+        On a thread of this package, where one that raises is reported and stops nothing; at once when it has ended before.
+        """
+        self._here()
+        of, news = self._allocation(), self._context.news(News)
+        news.on_end(self, of, act)
+        if not self._is_alive() and _abi.lib.fdbroker_is_connected(self._context.pointer):
+            news.ended(of, Stale(f"STALE: {of[0]}.{of[1]}: this memory has ended"))
+
+    def _is_alive(self) -> bool:
+        return True
+
     def close(self) -> None:
         """Gives it up. The memory goes when the last view does; a second call does nothing."""
         self._lease = None
@@ -243,7 +265,11 @@ class Buffer(Memory):
         """64 bytes that any process of this user on this node can open."""
         return self.handle_at(0)
 
-    def handle_at(self, offset: int, timeout: float = 5.0) -> Handle:
+    def _allocation(self) -> Tuple[int, int]:
+        info = self.handle._info()
+        return info.slot, info.generation
+
+    def handle_at(self, offset: int, timeout: Optional[float] = 5.0) -> Handle:
         """The handle of the memory from ``offset`` bytes on. It is registered when it is not: within ``timeout`` seconds.
 
         Errors: as :meth:`Broker.empty <fdbroker.Broker.empty>`.
@@ -253,7 +279,7 @@ class Buffer(Memory):
             raise ValueError(f"offset {offset} is not inside {self.nbytes:,} bytes")
         handle, device = _abi.Handle(), 0 if self._device is None else self._device[1]
         place = self._pointer + offset
-        check(_abi.lib.fdbroker_get_handle(self._context.pointer, place, device, ms(timeout), ctypes.byref(handle)))
+        check(wait(_abi.lib.fdbroker_get_handle, self._context.pointer, place, device, ms(timeout), ctypes.byref(handle)))
         return from_c(handle)
 
 
@@ -261,6 +287,12 @@ class View(Memory):
     """Memory of another process, opened here: :meth:`Broker.open <fdbroker.Broker.open>`. No fd is kept."""
 
     _import: _abi.Import
+
+    def _allocation(self) -> Tuple[int, int]:
+        return self._import.slot, self._import.generation
+
+    def _is_alive(self) -> bool:
+        return self.is_current
 
     @property
     def is_final(self) -> bool:  # type: ignore[override]

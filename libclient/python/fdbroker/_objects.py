@@ -14,6 +14,7 @@ from ._context import Context, Lease, give_back, ms
 from ._errors import Error, NotSupported, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
+from ._waits import wait
 
 if TYPE_CHECKING:
     from ._broker import Broker
@@ -59,10 +60,20 @@ class _Info(Structure):
     ]  # fmt: skip
 
 
+class _Event(Structure):
+    _fields_ = [("struct_size", c_uint64), ("name", c_char * 256), ("version", c_uint64), ("event", c_uint32), ("reserved", c_uint32)]
+
+
 #: The arguments of fdbroker_object_NAME().
 FUNCTIONS = {
     "put": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_uint64)],
     "get": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(_Object)],
+    "get_start": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(c_void_p)],
+    "get_test": [c_void_p, POINTER(_Object)],
+    "watch": [c_void_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)],
+    "watch_next": [c_void_p, c_uint32, POINTER(_Event)],
+    "watch_tell": [c_void_p, c_void_p, c_uint64],
+    "watch_close": [c_void_p],
     "release": [c_void_p, POINTER(_Object)],
     "is_current": [c_void_p, POINTER(_Object)],
     "delete": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(c_uint64), c_uint32, c_uint32, POINTER(c_int32)],
@@ -142,7 +153,7 @@ def _described(metadata: bytes, size: int) -> Tuple[Shape, DType, bytes]:
             shape, dtype = shape_of(tuple(about["shape"])), dtype_of(about["dtype"])
             if count_of(shape) * dtype.itemsize <= size:
                 return shape, dtype, own
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, SyntaxError, MemoryError, RecursionError):
             pass
     return (size,), dtype_of("uint8"), metadata
 
@@ -158,6 +169,12 @@ class Object(Memory):
     metadata: bytes
     _object: _Object
 
+    def _allocation(self) -> Tuple[int, int]:
+        return self._object.slot, self._object.generation
+
+    def _is_alive(self) -> bool:
+        return self.is_current
+
     @property
     def is_final(self) -> bool:  # type: ignore[override]
         """Whether the kernel lets nobody change the bytes: of all objects of the host. Forked children have it, too."""
@@ -171,7 +188,7 @@ class Object(Memory):
 
 
 def _lease(context: Context, taken: _Object) -> Lease:
-    return Lease(context, functools.partial(give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
+    return Lease(context, functools.partial(give_back, function("release"), taken, "object"))
 
 
 def _options(job: bool, flags: int = 0, ttl_ms: int = 0) -> _Options:
@@ -266,7 +283,7 @@ def describe(item: _New, name: str, shape: Shape, dtype: DType, own: bytes, expe
 
 def put(
     broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], options: _Options, expect: Optional[int],
-    timeout: float,
+    timeout: Optional[float],
 ) -> List[int]:  # fmt: skip
     """Makes objects; their versions."""
     kept: List[Any] = []
@@ -289,7 +306,7 @@ class KeptEndsWithBroker(UserWarning):
     """Objects were to be kept or pinned, and end with the broker: no service manager stores its fds."""
 
 
-def warn_once(broker: "Broker", options: _Options, name: str, timeout: float, level: int = 4) -> None:
+def warn_once(broker: "Broker", options: _Options, name: str, timeout: Optional[float], level: int = 4) -> None:
     """Says it at the first call of this connection that keeps or pins."""
     if options.flags & (KEEP | PIN) and not broker._kept_before:
         broker._kept_before = True
@@ -315,8 +332,8 @@ def get(
     options = at_device(_options(job), device)
     context = broker._live().take()
     try:
-        check(function("get")(context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
         leases = [_lease(context, one) for one in taken]
+        check(wait(function("get"), context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
         return [_object(context, name, one, lease) for name, one, lease in zip(names, taken, leases)]
     finally:
         context.give_back()
@@ -335,13 +352,13 @@ def _object(context: Context, name: str, taken: _Object, lease: object) -> Objec
     return made
 
 
-def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float) -> None:
+def delete(broker: "Broker", name: str, version: int, job: bool, timeout: Optional[float]) -> None:
     """Takes a name away."""
     wanted = (c_uint64 * 1)(version)
     broker._call(function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
 
 
-def touch(broker: "Broker", name: str, keep: Optional[float], pin: Optional[bool], job: bool, timeout: float) -> None:
+def touch(broker: "Broker", name: str, keep: Optional[float], pin: Optional[bool], job: bool, timeout: Optional[float]) -> None:
     """A use of the object, and what keeps it from now on."""
     if keep is False:
         raise ValueError("touch cannot end a keep: delete the object, or replace it with keep=False")
@@ -359,23 +376,23 @@ def _info(info: _Info) -> ObjectInfo:
     )  # fmt: skip
 
 
-def stat(broker: "Broker", name: str, job: bool, timeout: float) -> Optional[ObjectInfo]:
+def stat(broker: "Broker", name: str, job: bool, timeout: Optional[float]) -> Optional[ObjectInfo]:
     """What is known of a name; None: nothing."""
     info = _Info(struct_size=ctypes.sizeof(_Info))
     broker._call(function("stat"), 1, _names([name]), JOB * job, ms(timeout), ctypes.byref(info))
     return _info(info) if info.state else None
 
 
-def names(broker: "Broker", prefix: str, job: bool, timeout: float) -> Iterator[ObjectInfo]:
+def names(broker: "Broker", prefix: str, job: bool, timeout: Optional[float]) -> Iterator[ObjectInfo]:
     """What is known of all names with a prefix."""
     listing, has_one = c_void_p(), c_int32()
     context = broker._live().take()
     try:
-        check(function("list")(context.pointer, _checked(prefix), JOB * job, ms(timeout), ctypes.byref(listing)))
         try:
+            check(wait(function("list"), context.pointer, _checked(prefix), JOB * job, ms(timeout), ctypes.byref(listing)))
             while True:
                 info = _Info(struct_size=ctypes.sizeof(_Info))
-                check(function("list_next")(listing, ctypes.byref(info), ctypes.byref(has_one)))
+                check(wait(function("list_next"), listing, ctypes.byref(info), ctypes.byref(has_one)))
                 if not has_one.value:
                     return
                 yield _info(info)
