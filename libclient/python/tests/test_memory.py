@@ -47,6 +47,33 @@ class Host(BrokerCase):
         self.assertEqual((made.nbytes, len(made.memoryview())), (0, 0))
         self.assertEqual(self.other.open(made.handle, (0, 3), "int64").shape, (0, 3))
 
+    @needs_numpy
+    def test_dtype_when_it_is_any_of_numpys_of_fixed_size_then_it_goes_along(self):
+        point = numpy.dtype([("x", "f4"), ("n", "i8", (2,))], align=True)
+        for dtype in ("f4", "<i2", ">f4", "datetime64[ns]", "M8[D]", "timedelta64[s]", "S5", "U3", "V7", numpy.longdouble, point, "c8", bool):
+            with self.subTest(dtype=dtype):
+                wanted = numpy.dtype(dtype)
+                made = self.broker.empty(3, dtype)
+                self.assertEqual((made.numpy().dtype, made.nbytes), (wanted, 3 * wanted.itemsize))
+                # By its name, as another process is told.
+                opened = self.other.open(made.handle, made.shape, made.dtype)
+                self.assertEqual(opened.numpy().dtype, wanted)
+                values = numpy.zeros(3, dtype)
+                self.broker.put("typed", values, replace=True)
+                got = self.other.get("typed").numpy()
+                self.assertEqual((got.dtype, got.tobytes()), (wanted, values.tobytes()))
+        self.assertEqual(self.broker.empty(1, "f4").dtype, "float32")
+
+    @needs_numpy
+    def test_dtype_when_it_has_no_fixed_size_then_type_error_says_so(self):
+        for dtype in (object, "S", "U", numpy.dtype([("o", object)]), None, "no such type", numpy.dtype(("f4", (2,)))):
+            with self.subTest(dtype=dtype), self.assertRaises(TypeError):
+                self.broker.empty(1, dtype)
+
+    def test_dtype_when_numpy_is_not_needed_then_short_names_work(self):
+        for short, name in (("f4", "float32"), ("<i8", "int64"), ("|u1", "uint8"), ("u2", "uint16"), ("bfloat16", "bfloat16")):
+            self.assertEqual(self.broker.empty(1, short).dtype, name)
+
     def test_array_when_made_of_bytes_then_copied(self):
         made = self.broker.array(b"abc")
         self.assertEqual(bytes(made.memoryview()), b"abc")
