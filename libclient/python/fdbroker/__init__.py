@@ -48,6 +48,7 @@ from ._memory import Buffer, Memory, View
 from ._notices import Notice, Notices
 from ._objects import KeptEndsWithBroker, Object, ObjectInfo
 from ._private import PrivateBroker, private_broker
+from ._references import set_transit
 from ._watches import Watch, WatchEvent
 
 __version__: str = _lib.fdbroker_version().decode()
@@ -62,5 +63,5 @@ __all__ = [
     "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Lost", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported", "Notice", "Notices",
     "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
     "ShuttingDown", "Stale", "TimedOut", "TooLong",
-    "UnsupportedFd", "VersionChanged", "View", "Watch", "WatchEvent", "WrongNode", "connect", "device_count", "private_broker",
+    "UnsupportedFd", "VersionChanged", "View", "Watch", "WatchEvent", "WrongNode", "connect", "device_count", "private_broker", "set_transit",
 ]  # fmt: skip

@@ -167,7 +167,7 @@ class Broker:
                     f"device is {device}, and this connection has the memory open on {place[0]}:{place[1]} already; close that, or "
                     "use a connection of its own for each device (fdbroker.connect)"
                 )
-            return _view(context, lease, imported, shape, dtype, place, writable)
+            return _view(context, lease, imported, handle, shape, dtype, place, writable)
         finally:
             context.give_back()
 
@@ -382,7 +382,7 @@ class Broker:
                 return _aio.is_done(_abi.lib.fdbroker_import_test(under_way, ctypes.byref(imported), None))
 
             await _aio.request(context, lease, start, test, False)
-            return _view(context, lease, imported, shape, dtype, None, writable)
+            return _view(context, lease, imported, handle, shape, dtype, None, writable)
         finally:
             context.give_back()
 
@@ -463,13 +463,13 @@ def _choice(what: str, choices: Dict[str, int], value: str) -> int:
 
 
 def _view(
-    context: Context, lease: Lease, imported: _abi.Import, shape: Optional[ShapeLike], dtype: Any, place: Optional[Tuple[str, int]],
-    writable: bool,
+    context: Context, lease: Lease, imported: _abi.Import, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike],
+    dtype: Any, place: Optional[Tuple[str, int]], writable: bool,
 ) -> View:  # fmt: skip
     sizes, element = layout(imported.size_bytes, shape, dtype)
     view = View(context, lease, imported.ptr or 0, imported.size_bytes, sizes, element, device=place, writable=writable)
     # A copy: the library zeroes the struct that is given back.
-    view._import = _abi.Import.from_buffer_copy(imported)
+    view._import, view._handle = _abi.Import.from_buffer_copy(imported), bytes(handle)
     return view
 
 
@@ -500,7 +500,9 @@ def connect(
         options.cache_max_entries = cache_entries
     if cache_bytes is not None:
         options.cache_max_bytes = cache_bytes
-    return Broker(open_context(options))
+    context = open_context(options)
+    context.socket = None if socket is None else os.fspath(socket)
+    return Broker(context)
 
 
 def device_count(driver: str) -> int:

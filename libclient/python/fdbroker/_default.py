@@ -6,7 +6,7 @@ Must never give a forked child what is its parent's, nor two threads two of them
 import os
 import threading
 import weakref
-from typing import Any, Callable, Generic, Optional, TypeVar
+from typing import Any, Callable, Dict, Generic, Optional, TypeVar
 
 from ._broker import Broker, connect
 
@@ -54,3 +54,26 @@ def default_broker(timeout: Optional[float] = None) -> Broker:
     Errors: as :func:`fdbroker.connect`.
     """
     return _broker.get(None if timeout is None else lambda: connect(timeout=timeout))
+
+
+class _Brokers:
+    """Connections by their sockets."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: Dict[str, Broker] = {}
+
+    def at(self, socket: str) -> Broker:
+        with self._lock:
+            found = self._known.get(socket)
+            if found is None or found.closed:
+                found = self._known[socket] = connect(socket)
+            return found
+
+
+_brokers: "PerProcess[_Brokers]" = PerProcess(_Brokers)
+
+
+def broker_at(socket: Optional[str]) -> Broker:
+    """The connection of this process to the broker of a socket, made at its first use; None: :func:`default_broker`."""
+    return default_broker() if socket is None else _brokers.get().at(socket)

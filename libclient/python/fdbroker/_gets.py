@@ -159,4 +159,4 @@ async def _request(
         return _aio.is_done(_objects.function("get_test")(under_way, taken))
 
     await _aio.request(context, lease, start, test, True)
-    return _objects._object(context, name, taken[0], lease)
+    return _objects._object(context, name, job, taken[0], lease)

@@ -235,6 +235,17 @@ class Memory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # --- pickles, and copies ---
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"{self!r} has no reference that could be pickled; pickle a copy of its bytes")
+
+    def __copy__(self) -> Any:
+        raise TypeError("a copy of shared memory is made by broker.array(memory); use this object itself for the same bytes")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.device
         return f"<fdbroker.{type(self).__name__} {self.shape} {self.dtype}, {self.nbytes:,} bytes, {state}>"
@@ -265,6 +276,12 @@ class Buffer(Memory):
         """64 bytes that any process of this user on this node can open."""
         return self.handle_at(0)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A reference. The memory stays for a while when this process lets go of it (:func:`fdbroker.set_transit`)."""
+        from ._references import of_buffer
+
+        return of_buffer(self, bytes(self.handle))
+
     def _allocation(self) -> Tuple[int, int]:
         info = self.handle._info()
         return info.slot, info.generation
@@ -287,6 +304,14 @@ class View(Memory):
     """Memory of another process, opened here: :meth:`Broker.open <fdbroker.Broker.open>`. No fd is kept."""
 
     _import: _abi.Import
+    _handle: bytes
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A reference to its owner's memory, which the owner keeps."""
+        from ._references import of_view
+
+        self._live()
+        return of_view(self, self._handle)
 
     def _allocation(self) -> Tuple[int, int]:
         return self._import.slot, self._import.generation

@@ -168,6 +168,14 @@ class Object(Memory):
     #: The bytes that its maker put beside it.
     metadata: bytes
     _object: _Object
+    _job: bool
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A reference: its name and version."""
+        from ._references import of_object
+
+        self._live()
+        return of_object(self, self.name, self.version, self._job)
 
     def _allocation(self) -> Tuple[int, int]:
         return self._object.slot, self._object.generation
@@ -334,12 +342,12 @@ def get(
     try:
         leases = [_lease(context, one) for one in taken]
         check(wait(function("get"), context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
-        return [_object(context, name, one, lease) for name, one, lease in zip(names, taken, leases)]
+        return [_object(context, name, job, one, lease) for name, one, lease in zip(names, taken, leases)]
     finally:
         context.give_back()
 
 
-def _object(context: Context, name: str, taken: _Object, lease: object) -> Object:
+def _object(context: Context, name: str, job: bool, taken: _Object, lease: object) -> Object:
     metadata = ctypes.string_at(taken.metadata, taken.metadata_bytes) if taken.metadata_bytes else b""
     shape, dtype, own = _described(metadata, taken.size_bytes)
     device = None
@@ -348,7 +356,8 @@ def _object(context: Context, name: str, taken: _Object, lease: object) -> Objec
     made = Object(
         context, lease, taken.device_ptr or taken.ptr or 0, taken.size_bytes, shape, dtype, device=device, writable=False
     )  # fmt: skip
-    made.name, made.version, made.metadata, made._object = name, taken.version, own, _Object.from_buffer_copy(taken)
+    made.name, made.version, made.metadata, made._job = name, taken.version, own, job
+    made._object = _Object.from_buffer_copy(taken)
     return made
 
 
