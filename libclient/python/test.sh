@@ -68,6 +68,15 @@ else
   not_run "the platform tag of the wheel, by auditwheel" "pip cannot fetch it: $(tail -n 1 "$work/log"); install it, and name it in AUDITWHEEL"
 fi
 
+# The examples as a program that is checked strictly sees the package. One version here, too.
+types() { "$work/types/bin/python" -m mypy --strict --ignore-missing-imports "$here"/examples/*.py; }
+fetch_mypy() { "$system" -m venv "$work/types" && "$work/types/bin/python" -m pip install --quiet mypy==1.18.2 numpy "$wheel"; }
+if fetch_mypy > "$work/log" 2>&1; then
+  check "mypy --strict passes over the examples" types
+else
+  not_run "the types of the examples, by mypy" "pip cannot fetch it: $(tail -n 1 "$work/log")"
+fi
+
 # The stand-in for the CUDA driver.
 if command -v "${CC:-cc}" > /dev/null; then
   stub=$work/stub

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import fdbroker
 
 
-def main():
+def main() -> None:
     world = MPI.COMM_WORLD
     # Handles are good on one node.
     node = world.Split_type(MPI.COMM_TYPE_SHARED)

@@ -8,6 +8,7 @@ It starts a broker of its own, checks each number, and ends by itself. Must neve
 
 import argparse
 import multiprocessing
+from typing import Any, Dict, List
 
 import fdbroker
 
@@ -19,7 +20,7 @@ BLOCKS, BLOCKS_OF_A_REQUEST, REQUESTS = 8, 3, 6
 LIMIT_S = 60
 
 
-def as_array(memory, device):
+def as_array(memory: fdbroker.Memory, device: str) -> Any:
     """The memory as a numpy array or as a tensor, without a copy."""
     if device == "cpu":
         return memory.numpy()
@@ -28,7 +29,7 @@ def as_array(memory, device):
     return torch.from_dlpack(memory)
 
 
-def finish(device):
+def finish(device: str) -> None:
     """Waits for the GPU: the other process sees nothing of this one's streams."""
     if device != "cpu":
         import torch
@@ -36,7 +37,7 @@ def finish(device):
         torch.cuda.synchronize(device)
 
 
-def content(request, number, device):
+def content(request: int, number: int, device: str) -> Any:
     """Block `number` of a request, computed: the token at place 15 of the last one is for the decoder to fill in."""
     count = BLOCK_BYTES // 2
     if device == "cpu":
@@ -48,7 +49,7 @@ def content(request, number, device):
     return (torch.arange(count, device=device) % 1000 + 10 * request + number).to(torch.float16).view(BLOCK)
 
 
-def decode(socket, device, requests, finished):
+def decode(socket: str, device: str, requests: Any, finished: Any) -> None:
     """The decode process: opens the blocks of a request where they are, appends a token, and hands the blocks back."""
     with fdbroker.connect(socket) as broker:
         for request, handles in iter(lambda: requests.get(timeout=LIMIT_S), None):
@@ -63,8 +64,8 @@ def decode(socket, device, requests, finished):
             finished.put(request)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N with PyTorch")
     device = parser.parse_args().device
     context = multiprocessing.get_context("spawn")
@@ -74,9 +75,10 @@ def main():
         decoder.start()
         # One allocation for all blocks: its processes have one mapping, however many blocks there are.
         cache = broker.empty((BLOCKS, *BLOCK), "float16", device=device)
-        blocks, free, tables = as_array(cache, device), list(range(BLOCKS)), {}
+        blocks, free = as_array(cache, device), list(range(BLOCKS))
+        tables: Dict[int, List[int]] = {}
 
-        def take_back():
+        def take_back() -> None:
             request = finished.get(timeout=LIMIT_S)
             table = tables.pop(request)
             expected = content(request, len(table) - 1, device)

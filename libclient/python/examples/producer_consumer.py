@@ -8,6 +8,7 @@ It starts a broker of its own, checks each number, and ends by itself. Must neve
 
 import argparse
 import multiprocessing
+from typing import Any
 
 import fdbroker
 
@@ -16,7 +17,7 @@ SHAPE = (1000, 1000)
 LIMIT_S = 60
 
 
-def as_array(memory, device):
+def as_array(memory: fdbroker.Memory, device: str) -> Any:
     """The memory as a numpy array or as a tensor, without a copy."""
     if device == "cpu":
         return memory.numpy()
@@ -25,7 +26,7 @@ def as_array(memory, device):
     return torch.from_dlpack(memory)
 
 
-def counted(device):
+def counted(device: str) -> Any:
     """0, 1, 2 and so on, as an array or a tensor of the shape."""
     if device == "cpu":
         import numpy
@@ -36,7 +37,7 @@ def counted(device):
     return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float64, device=device).view(SHAPE)
 
 
-def finish(device):
+def finish(device: str) -> None:
     """Waits for the GPU: another process sees nothing of this one's streams."""
     if device != "cpu":
         import torch
@@ -44,7 +45,7 @@ def finish(device):
         torch.cuda.synchronize(device)
 
 
-def consume(socket, device, messages, results):
+def consume(socket: str, device: str, messages: Any, results: Any) -> None:
     """Another process: the array of the handle, the sum of its part, and its part doubled."""
     with fdbroker.connect(socket) as broker:
         handle, shape, dtype, first, end = messages.get(timeout=LIMIT_S)
@@ -57,8 +58,8 @@ def consume(socket, device, messages, results):
         results.put(total)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N with PyTorch")
     device = parser.parse_args().device
     context = multiprocessing.get_context("spawn")

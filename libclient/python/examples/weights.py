@@ -9,6 +9,7 @@ It starts a broker of its own, checks each number, and ends by itself. Must neve
 import argparse
 import multiprocessing
 import time
+from typing import Any, Dict, Tuple
 
 import fdbroker
 
@@ -19,8 +20,9 @@ SHAPE = (256, 1024)
 LIMIT_S = 60
 
 
-def weights_of(step, device):
+def weights_of(step: int, device: str) -> Dict[str, Any]:
     """The weights after a step of the training; every number of every step is another."""
+    first: Any
     if device == "cpu":
         import numpy
 
@@ -32,7 +34,7 @@ def weights_of(step, device):
     return {layer: first + 1000 * step + number for number, layer in enumerate(LAYERS)}
 
 
-def publish(broker, step, device):
+def publish(broker: fdbroker.Broker, step: int, device: str) -> int:
     """All layers appear at one moment, and take the place of those before. The version."""
     weights, about = weights_of(step, device), str(step).encode()
     if device == "cpu":
@@ -42,7 +44,7 @@ def publish(broker, step, device):
     return fdbroker.torch.put_state_dict("model", weights, broker, metadata=about, replace=True, timeout=LIMIT_S)
 
 
-def fetch(broker, device):
+def fetch(broker: fdbroker.Broker, device: str) -> Tuple[Dict[str, Any], Any]:
     """The newest weights, all of one version: (layers by name, an object that knows version, metadata and whether it is current)."""
     if device == "cpu":
         layers = broker.get_many(LAYERS, timeout=LIMIT_S)
@@ -53,7 +55,7 @@ def fetch(broker, device):
     return state, state
 
 
-def infer(number, socket, device, seen):
+def infer(number: int, socket: str, device: str, seen: Any) -> None:
     """An inference process: serves with the weights that it has, until there are newer ones."""
     step = 0
     with fdbroker.connect(socket) as broker:
@@ -71,8 +73,8 @@ def infer(number, socket, device, seen):
                 time.sleep(0.002)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N with PyTorch")
     device = parser.parse_args().device
     context = multiprocessing.get_context("spawn")

@@ -5,7 +5,7 @@ import ctypes
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi, _aio, _gets, _groups, _objects
 from ._context import Context, Lease, free, give_back, ms, open_context
@@ -20,6 +20,7 @@ from ._waits import wait
 from ._watches import Watch
 
 ShapeLike = Union[int, Tuple[int, ...]]
+_Self = TypeVar("_Self", bound="Broker")
 #: Seconds that a call waits at most, unless told otherwise.
 TIMEOUT_S = 5.0
 #: Seconds that connecting waits: a broker whose fds are all in use lets clients in one after the other.
@@ -369,8 +370,8 @@ class Broker:
     ) -> View:  # fmt: skip
         """:meth:`open`, awaited. A driver opens GPU memory in a thread of this package."""
         if device is not None or Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
-            options = {"writable": writable, "timeout": timeout, "device": device}
-            return await _aio.run(functools.partial(self.open, handle, shape, dtype, **options))
+            opens = functools.partial(self.open, handle, shape, dtype, writable=writable, timeout=timeout, device=device)
+            return await _aio.run(opens)
         wanted, imported = to_c(handle), _abi.Import()
         context = self._live().take()
         try:
@@ -441,7 +442,7 @@ class Broker:
         if context is not None:
             context.give_back()
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: object) -> None:

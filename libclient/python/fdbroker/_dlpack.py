@@ -55,9 +55,11 @@ class _Versioned(Structure):
 _lent: Dict[int, Tuple[Any, ...]] = {}
 
 
-@_Deleter
 def _delete(pointer: int) -> None:
     _lent.pop(pointer, None)
+
+
+_deleter = _Deleter(_delete)
 
 
 _api = ctypes.pythonapi
@@ -105,9 +107,9 @@ def capsule(
         ctypes.cast(shape_c, POINTER(c_int64)), ctypes.cast(strides_c, POINTER(c_int64)), 0,
     )  # fmt: skip
     if is_versioned:
-        managed: Structure = _Versioned(_Version(1, 0), None, _delete, _READ_ONLY * is_read_only, tensor)
+        managed: Structure = _Versioned(_Version(1, 0), None, _deleter, _READ_ONLY * is_read_only, tensor)
     else:
-        managed = _Managed(tensor, None, _delete)
+        managed = _Managed(tensor, None, _deleter)
     address = ctypes.addressof(managed)
     _lent[address] = (keeper, managed, shape_c, strides_c)
     return _api.PyCapsule_New(address, _NAME_VERSIONED if is_versioned else _NAME, _destructor)

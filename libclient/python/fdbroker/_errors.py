@@ -16,7 +16,7 @@ class Error(Exception):
     @property
     def name(self) -> str:
         """Such as ``NO_QUOTA``."""
-        return lib.fdbroker_error_name(self.code).decode()
+        return str(lib.fdbroker_error_name(self.code), "ascii")
 
 
 class NotConnected(Error, ConnectionError):

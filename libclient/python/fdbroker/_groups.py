@@ -149,7 +149,7 @@ class Group:
         """For closing. In a forked child the lock may be held by a thread that is not here."""
         return threading.Lock() if self._context.is_forked() else self._lock
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+    def __enter__(self) -> "Group":
         return self
 
     def __exit__(self, *_: object) -> None:

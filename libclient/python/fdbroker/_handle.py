@@ -1,7 +1,7 @@
 """The handle: 64 bytes, by value. Must never claim that a handle is good: only the broker can tell."""
 
 import ctypes
-from typing import Union
+from typing import Any, Tuple, Union
 
 from . import _abi
 from ._errors import check
@@ -35,12 +35,12 @@ class Handle(bytes):
     @property
     def size(self) -> int:
         """Bytes of the allocation."""
-        return self._info().size_bytes
+        return int(self._info().size_bytes)
 
     @property
     def offset(self) -> int:
         """Where in the allocation the memory begins, in bytes."""
-        return self._info().offset_bytes
+        return int(self._info().offset_bytes)
 
     @property
     def kind(self) -> str:
@@ -51,9 +51,9 @@ class Handle(bytes):
     @property
     def device(self) -> int:
         """The owner's own number of the device: a hint that nothing uses, since each process counts its devices anew."""
-        return self._info().device
+        return int(self._info().device)
 
-    def __reduce__(self):  # type: ignore[no-untyped-def]
+    def __reduce__(self) -> Tuple[Any, ...]:
         return Handle, (bytes(self),)
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ Must never let anything see memory that was given back: each view keeps it.
 import builtins
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Type, TypeVar, Union
 
 from . import _abi, _dlpack
 from ._context import Context, ms
@@ -19,9 +19,13 @@ from ._waits import wait
 if TYPE_CHECKING:
     import numpy
 
+    _Array = numpy.ndarray[Any, Any]
+
+_Self = TypeVar("_Self", bound="Memory")
+
 
 @functools.lru_cache(maxsize=256)
-def _array_type(size: int) -> Type[ctypes.Array]:
+def _array_type(size: int) -> "Type[ctypes.Array[ctypes.c_ubyte]]":
     """A ctypes array of bytes whose instances can keep something. Types are objects: those of 256 sizes are kept."""
     return type("_Bytes", (ctypes.Array,), {"_length_": size, "_type_": ctypes.c_ubyte})
 
@@ -92,7 +96,7 @@ class Memory:
             raise NotConnected(f"{self!r} can still change, so a forked child does not have it; connect in the child and open it there")
         return lease
 
-    def _array(self) -> ctypes.Array:
+    def _array(self) -> "ctypes.Array[ctypes.c_ubyte]":
         """The bytes, as an object with the buffer protocol which keeps the memory."""
         lease = self._here()
         if self._device is not None:
@@ -106,7 +110,7 @@ class Memory:
 
         Errors: Closed; TypeError for GPU memory.
         """
-        view = builtins.memoryview(self._array()).cast("B")
+        view: builtins.memoryview = builtins.memoryview(self._array()).cast("B")
         return view if self.writable else view.toreadonly()
 
     def __buffer__(self, flags: int) -> "builtins.memoryview":
@@ -114,10 +118,11 @@ class Memory:
         view: Any = self.memoryview()[: count_of(self.shape) * self._dtype.itemsize]
         shape = self.shape
         if self._dtype.code and 0 not in shape:
-            return view.cast(self._dtype.code, shape) if shape else view.cast(self._dtype.code)
-        return view
+            view = view.cast(self._dtype.code, shape) if shape else view.cast(self._dtype.code)
+        shaped: builtins.memoryview = view
+        return shaped
 
-    def numpy(self, shape: Union[int, Tuple[int, ...], None] = None, dtype: Any = None) -> "numpy.ndarray":
+    def numpy(self, shape: Union[int, Tuple[int, ...], None] = None, dtype: Any = None) -> "_Array":
         """The memory as a numpy array, without a copy; read-only when it was opened for reading.
 
         shape and dtype: others than its own, such as those that the owner told; ValueError when they need more bytes.
@@ -141,7 +146,7 @@ class Memory:
             raise ValueError(f"{shape} of {dtype.name} are {needed:,} bytes, and there are {self.nbytes:,}")
         return shape
 
-    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> "numpy.ndarray":
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> "_Array":
         array = self.numpy()
         if dtype is not None and array.dtype != dtype:
             if copy is False:
@@ -189,7 +194,7 @@ class Memory:
         return self._array() if self._device is None and self.nbytes else self._here()
 
     @property
-    def __cuda_array_interface__(self) -> dict:
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
         """For CuPy, Numba and ``torch.as_tensor``, version 3 of the interface.
 
         These keep this object, and nothing else: from now on the memory goes with the object, also after :meth:`close`.
@@ -229,7 +234,7 @@ class Memory:
         """Gives it up. The memory goes when the last view does; a second call does nothing."""
         self._lease = None
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+    def __enter__(self: _Self) -> _Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -49,7 +49,7 @@ class Notice(NamedTuple):
     #: Why, such as ``OWNER_GONE``; empty for kinds that have no reason.
     reason: str = ""
     #: For ``lost``: how many.
-    count: int = 0
+    lost: int = 0
 
 
 def _notice(told: _abi.Notice) -> Notice:
@@ -90,7 +90,7 @@ class Notices:
                 raise Closed("these notices were closed")
             lost, self._lost = self._lost, 0
             if lost:
-                return Notice("lost", count=lost)
+                return Notice("lost", lost=lost)
             left = max(until - time.monotonic(), 0.0)
             try:
                 return self._queue.get(left > 0, min(left, _LOOK_S))

@@ -330,7 +330,7 @@ def warn_once(broker: "Broker", options: _Options, name: str, timeout: Optional[
 
 
 def get(
-    broker: "Broker", names: Sequence[str], job: bool, device: Optional[Tuple[str, int]], timeout: float
+    broker: "Broker", names: Sequence[str], job: bool, device: Optional[Tuple[str, int]], timeout: Optional[float]
 ) -> List[Object]:  # fmt: skip
     """Objects of one moment, all or none."""
     taken = (_Object * len(names))()

@@ -164,7 +164,8 @@ def put(
     with broker.create(wanted, device=place, metadata={name: metadata}, timeout=timeout, **options) as group:
         plan.write(group[name])
         stream = None if place == "cpu" else torch.cuda.current_stream(place).cuda_stream
-        return group.seal(stream=stream, timeout=timeout)
+        version: int = group.seal(stream=stream, timeout=timeout)
+        return version
 
 
 def unpack(memory: Memory, readonly: bool) -> Dict[str, Any]:

@@ -15,7 +15,8 @@ def name_of(dtype: "torch.dtype") -> str:
 
 def size_of(dtype: "torch.dtype") -> int:
     """Bytes of an element."""
-    return torch.empty(0, dtype=dtype).element_size()
+    size: int = torch.empty(0, dtype=dtype).element_size()
+    return size
 
 
 def device_of(tensor: "torch.Tensor") -> str:

@@ -4,7 +4,7 @@ Must never import numpy, unless the program hands in one of its types, or a name
 """
 
 import ast
-from typing import Any, NamedTuple, Tuple, Union
+from typing import Any, List, NamedTuple, Tuple, Union
 
 Shape = Tuple[int, ...]
 
@@ -85,7 +85,7 @@ def numpy_dtype(dtype: DType) -> Any:
     return numpy.dtype(dtype.typestr)
 
 
-def shape_of(shape: Union[int, Tuple[int, ...], list]) -> Shape:
+def shape_of(shape: Union[int, Tuple[int, ...], List[int]]) -> Shape:
     """A tuple of non-negative ints."""
     if isinstance(shape, (str, bytes)):
         raise TypeError(f"shape is {shape!r}; it is an int or a tuple of ints")

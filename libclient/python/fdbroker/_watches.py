@@ -21,12 +21,12 @@ _LOOK_S = 0.5
 class WatchEvent(NamedTuple):
     """What has happened to a name."""
 
-    #: ``sealed``: it can be had. ``replaced``: another version has the name now. ``deleted``, ``evicted`` (to make room): it is gone.
+    #: ``sealed``: it can be had, under a name that led to nothing. ``replaced``: another version has the name now. ``deleted``, ``evicted`` (to make room): it is gone.
     #: ``aborted``: it was being made, and is not any more. ``lost``: events were lost; a list tells how it stands.
     kind: str
     #: Empty for ``lost``.
     name: str
-    #: That was sealed, or is gone; 0 of one that was being made. For ``lost``: how many events, 0: nobody knows.
+    #: That was sealed, or was replaced or is gone; 0 of one that was being made. For ``lost``: how many events, 0: nobody knows.
     version: int
 
 

@@ -53,6 +53,8 @@ EXAMPLES = {
     "weights": "2 processes used 5 versions of the weights",
     "kv_blocks": "6 requests of 3 blocks went through 8 blocks",
 }
+#: Those of the host alone.
+OF_HOST = {"follow": "a server followed 5 versions of 2 models"}
 
 
 class ExampleCase(unittest.TestCase):
@@ -80,11 +82,15 @@ class ExamplesOnGpu(ExampleCase):
 class Examples(ExampleCase):
     def test_examples_when_run_on_the_host_then_right(self):
         self.run_examples("cpu")
+        for name, last in OF_HOST.items():
+            with self.subTest(name):
+                out = self.run_example(sys.executable, os.path.join(ROOT, f"libclient/python/examples/{name}.py"))
+                self.assertEqual(out.splitlines()[-1], f"{last}: every number is right")
 
     def test_examples_when_listed_then_each_is_run_and_named_in_the_page(self):
         folder = os.path.join(ROOT, "libclient/python/examples")
         found = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")}
-        self.assertEqual(found, {*EXAMPLES, "alltoall"})
+        self.assertEqual(found, {*EXAMPLES, *OF_HOST, "alltoall"})
         with open(os.path.join(ROOT, "docs/python.md")) as page:
             text = page.read()
         for name in found:
