@@ -70,7 +70,7 @@ fi
 
 # The examples as a program that is checked strictly sees the package. One version here, too.
 types() { "$work/types/bin/python" -m mypy --strict --ignore-missing-imports "$here"/examples/*.py; }
-fetch_mypy() { "$system" -m venv "$work/types" && "$work/types/bin/python" -m pip install --quiet mypy==1.18.2 numpy "$wheel"; }
+fetch_mypy() { "$system" -m venv "$work/types" && "$work/types/bin/python" -m pip install --quiet mypy==2.4.1 numpy==2.4.6 "$wheel"; }
 if fetch_mypy > "$work/log" 2>&1; then
   check "mypy --strict passes over the examples" types
 else

@@ -96,7 +96,7 @@ run() { # NAME SECONDS COMMAND...: both
 check "stopped.c compiles" compile stopped
 start "$work/stopped" 280 "$work/stopped" 10000 &
 stopped=$!
-programs=(basics share batches remedies request objects events opener checkpoint threads forked lost crashes fdlimit maps unload)
+programs=(basics share batches remedies request waits objects events opener checkpoint threads forked lost crashes fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && can_run "$name" && run "$name" 280 "$work/$name"

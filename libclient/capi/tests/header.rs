@@ -8,7 +8,7 @@ use fdbroker_client::Facts;
 use std::path::Path;
 
 /// Heading and source files of each section.
-const SECTIONS: [(&str, &[&str]); 13] = [
+const SECTIONS: [(&str, &[&str]); 14] = [
     ("Errors and versions", &["errors"]),
     ("Open and close", &["context", "open"]),
     ("The handle", &["handle"]),
@@ -18,8 +18,9 @@ const SECTIONS: [(&str, &[&str]); 13] = [
     ("GPU memory", &["gpu", "pool"]),
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
+    ("Event loops: one fd for many waits", &["due"]),
     ("Named objects", &["objects", "object_make", "object_get", "object_names", "object_watch"]),
-    ("Without waiting", &["due", "request"]),
+    ("Without waiting", &["request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];

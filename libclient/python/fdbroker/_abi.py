@@ -106,6 +106,8 @@ _FUNCTIONS = [
     ("fdbroker_import_is_final", c_int32, [_CONTEXT, POINTER(Import)]),
     ("fdbroker_import_release", c_int32, [_CONTEXT, POINTER(Import)]),
     ("fdbroker_empty_cache", c_int32, [_CONTEXT, POINTER(c_uint64)]),
+    ("fdbroker_suspend", c_int32, [_CONTEXT, _DEADLINE, c_size_t, POINTER(Handle), POINTER(c_size_t)]),
+    ("fdbroker_resume", c_int32, [_CONTEXT, _DEADLINE, c_size_t, POINTER(Handle), POINTER(c_int32), POINTER(c_size_t)]),
     ("fdbroker_gpu_count", c_int32, [c_uint32, POINTER(c_uint32)]),
     ("fdbroker_gpu_alloc", c_int32,
      [_CONTEXT, c_uint32, c_uint32, c_uint64, c_uint32, _DEADLINE, POINTER(c_void_p), POINTER(Handle)]),

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from . import _abi, _aio, _gets, _groups, _objects
 from ._context import Context, Lease, free, give_back, ms, open_context
-from ._errors import Closed, NotSupported, check
+from ._errors import Again, Closed, Error, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
 from ._memory import Buffer, View, layout
@@ -285,18 +285,19 @@ class Broker:
         return _groups.create(self, objects, metadata, options, parse_device(device), expect, timeout)
 
     def get(
-        self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
+        self, name: str, *, device: Optional[str] = None, job: bool = False, cached: bool = False, timeout: Optional[float] = TIMEOUT_S
     ) -> Object:  # fmt: skip
         """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
 
         device: where memory of a GPU is opened, ``cuda:N`` or ``level-zero:N``; None: CUDA memory on the GPU that its
-        maker had it on, Level Zero's for the CPU.
+        maker had it on, Level Zero's for the CPU. cached: for a name that is asked for again and again: the object stays open between two
+        gets, and the next one sends no message as long as the name leads to it and it is alone in its group.
 
         Errors: :class:`~fdbroker.TimedOut` (the text says whether the name is unknown, or who makes it), with timeout 0
         :class:`~fdbroker.NotFound` and :class:`~fdbroker.NotSealed`; :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`,
         :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
         """
-        return self.get_many([name], device=device, job=job, timeout=timeout)[0]
+        return _objects.get(self, [name], job, parse_device(device), timeout, _objects.CACHED * cached)[0]
 
     def get_many(
         self, names: Sequence[str], *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
@@ -307,6 +308,13 @@ class Broker:
     def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> None:
         """Takes the name away, if it has this version (0: any). Who has the object keeps it. Errors: NotFound, VersionChanged."""
         _objects.delete(self, name, version, job, timeout)
+
+    def delete_prefix(self, prefix: str, *, job: bool = False, timeout: Optional[float] = TIMEOUT_S) -> int:
+        """Takes away all names that begin with ``prefix``, as :meth:`list` has them now; how many. A version that comes meanwhile stays.
+        timeout: seconds for each message. Errors: NotConnected, TimedOut; ValueError for an empty prefix."""
+        if not prefix:
+            raise ValueError("the prefix is empty, which means all objects; name what is to go")
+        return _objects.delete_all(self, prefix, job, timeout)
 
     def touch(
         self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
@@ -429,6 +437,31 @@ class Broker:
         closed = ctypes.c_uint64()
         self._call(_abi.lib.fdbroker_empty_cache, ctypes.byref(closed))
         return closed.value
+
+    def suspend(self, timeout: Optional[float] = TIMEOUT_S) -> List[Handle]:
+        """Before a checkpoint of this process: closes all memory of others that nobody here uses, and gives its leases back. What is still
+        in use, at most 253 of it: close that, and call again; an empty list: nothing is. Until :meth:`resume` memory of others that is not
+        open raises :class:`~fdbroker.Again`, and what is closed is not kept.
+
+        timeout: seconds that opens of other threads have to end. Errors: TimedOut (it is suspended all the same), NotConnected.
+        """
+        handles, count = (_abi.Handle * _objects.MOST)(), ctypes.c_size_t()
+        try:
+            self._call(_abi.lib.fdbroker_suspend, ms(timeout), len(handles), handles, ctypes.byref(count))
+        except Again:
+            return [from_c(handle) for handle in handles[: count.value]]
+        return []
+
+    def resume(self, timeout: Optional[float] = TIMEOUT_S) -> List[Handle]:
+        """After the checkpoint: opens again what :meth:`suspend` has closed; the handles of what has ended or could not be opened, at most
+        253 of them. Errors: NotConnected (there is no broker now, and it is still suspended: try again)."""
+        handles, count = (_abi.Handle * _objects.MOST)(), ctypes.c_size_t()
+        try:
+            self._call(_abi.lib.fdbroker_resume, ms(timeout), len(handles), handles, None, ctypes.byref(count))
+        except Error:
+            if not count.value:
+                raise
+        return [from_c(handle) for handle in handles[: count.value]]
 
     def close(self) -> None:
         """Ends the connection, once the last memory of it is gone. A second call does nothing."""

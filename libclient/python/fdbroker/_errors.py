@@ -3,6 +3,7 @@
 Must never lose the text: it names the cap, its holder and the remedy.
 """
 
+import re
 from typing import Dict, Type
 
 from ._abi import OK, lib
@@ -142,9 +143,14 @@ for _code, _class in BY_CODE.items():
     _class.code = _code
 
 
+def _in_python(text: str) -> str:
+    """The library's text, with the words of this package where it names those of the wire or of C."""
+    return re.sub(r"\(Python: ([^;)]*);[^)]*\)", r"(\1)", text.replace("with REPLACE", "with replace=True"))
+
+
 def check(code: int) -> None:
     """Raises the exception of a code, with the text of this thread's last failed call."""
     if code != OK:
-        error = BY_CODE.get(code, Internal)(lib.fdbroker_last_error().decode(errors="replace"))
+        error = BY_CODE.get(code, Internal)(_in_python(lib.fdbroker_last_error().decode(errors="replace")))
         error.code = code
         raise error

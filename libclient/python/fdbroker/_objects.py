@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Opti
 
 from . import _abi
 from ._context import Context, Lease, give_back, ms
-from ._errors import Error, NotSupported, check
+from ._errors import Error, NotFound, NotSupported, VersionChanged, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
 from ._waits import wait
@@ -19,10 +19,13 @@ from ._waits import wait
 if TYPE_CHECKING:
     from ._broker import Broker
 
+CACHED = 64
 JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE, NO_KEEP, NO_PIN = 1, 2, 4, 8, 16, 32, 128, 2048
 _ENDS_WITH_BROKER = 1024
 _FINAL = 2048
 _EXPECT = 1
+#: Objects of one group, and of one message.
+MOST = 253
 _SEALED = 2
 _FOREVER = (1 << 64) - 1
 #: Longest time that the broker is told; it allows less. A number beyond 64 bits would be cut to a short one.
@@ -330,14 +333,14 @@ def warn_once(broker: "Broker", options: _Options, name: str, timeout: Optional[
 
 
 def get(
-    broker: "Broker", names: Sequence[str], job: bool, device: Optional[Tuple[str, int]], timeout: Optional[float]
+    broker: "Broker", names: Sequence[str], job: bool, device: Optional[Tuple[str, int]], timeout: Optional[float], flags: int = 0
 ) -> List[Object]:  # fmt: skip
     """Objects of one moment, all or none."""
     taken = (_Object * len(names))()
     if not names:
         return []
     taken[0].struct_size = ctypes.sizeof(_Object)
-    options = at_device(_options(job), device)
+    options = at_device(_options(job, flags), device)
     context = broker._live().take()
     try:
         leases = [_lease(context, one) for one in taken]
@@ -365,6 +368,23 @@ def delete(broker: "Broker", name: str, version: int, job: bool, timeout: Option
     """Takes a name away."""
     wanted = (c_uint64 * 1)(version)
     broker._call(function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
+
+
+def delete_all(broker: "Broker", prefix: str, job: bool, timeout: Optional[float]) -> int:
+    """Takes away the names that a list has now, each with the version that it has there; how many."""
+    found = [(about.name, about.version) for about in names(broker, prefix, job, timeout) if about.sealed]
+    count = 0
+    for at in range(0, len(found), MOST):
+        some = found[at : at + MOST]
+        codes = (c_int32 * len(some))()
+        versions = (c_uint64 * len(some))(*(version for _, version in some))
+        try:
+            broker._call(function("delete"), len(some), _names([name for name, _ in some]), versions, JOB * job, ms(timeout), codes)
+        except (NotFound, VersionChanged):
+            # Others were first. The codes are those of each name.
+            pass
+        count += sum(code == _abi.OK for code in codes)
+    return count
 
 
 def touch(broker: "Broker", name: str, keep: Optional[float], pin: Optional[bool], job: bool, timeout: Optional[float]) -> None:

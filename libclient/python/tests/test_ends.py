@@ -123,6 +123,27 @@ class Ends(BrokerCase):
         self.eventually(lambda: self.ledger("connections") == 2)
 
 
+class Checkpoints(BrokerCase):
+    def test_connection_when_suspended_then_idle_memory_is_closed_and_opened_again_by_resume(self):
+        made, gone = self.broker.array(b"stays"), self.broker.array(b"goes")
+        for one in (made, gone):
+            self.other.open(one.handle).close()
+        used = self.other.open(made.handle)
+        in_use = self.other.suspend()
+        self.assertEqual([one.same(made.handle) for one in in_use], [True])
+        with self.assertRaises(fdbroker.Again):
+            self.other.open(gone.handle)
+        used.close()
+        self.assertEqual(self.other.suspend(), [])
+        self.assertEqual(self.other.stats()["entries"], 0)
+        ended = gone.handle
+        gone.close()
+        self.broker.flush()
+        self.assertEqual([one.same(ended) for one in self.other.resume()], [True])
+        self.assertEqual((self.other.stats()["entries"], self.other.resume()), (1, []))
+        self.assertEqual(bytes(self.other.open(made.handle).memoryview()[:5]), b"stays")
+
+
 class Notices(BrokerCase):
     def test_notices_when_memory_ends_then_told_by_name_and_close_ends_the_iteration(self):
         made = self.broker.array(b"x")

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import os
+import signal
 import threading
 import unittest
 import warnings
@@ -76,6 +78,36 @@ class Objects(BrokerCase):
         self.assertEqual(bytes(got.memoryview()), b"still here")
         self.assertIsNone(self.broker.stat("gone"))
 
+    def test_names_when_deleted_by_prefix_then_these_are_gone_and_no_others(self):
+        self.broker.put_many({f"gone/{number}": b"" for number in range(300)}, timeout=60)
+        self.broker.put("gone", b"")
+        self.assertEqual(self.other.delete_prefix("gone/"), 300)
+        self.assertEqual([about.name for about in self.broker.list()], ["gone"])
+        self.assertEqual(self.other.delete_prefix("gone/"), 0)
+        with self.assertRaisesRegex(ValueError, "empty"):
+            self.other.delete_prefix("")
+
+    def test_get_when_cached_then_the_next_one_sends_nothing_until_there_is_another_version(self):
+        self.broker.put("c", b"first")
+        first = self.other.get("c", cached=True)
+        pointer = first.pointer
+        first.close()
+        again = self.other.get("c", cached=True)
+        self.assertEqual((again.pointer, bytes(again.memoryview())), (pointer, b"first"))
+        again.close()
+        os.kill(self.broker.pid, signal.SIGSTOP)
+        try:
+            self.assertEqual(bytes(self.other.get("c", cached=True, timeout=0).memoryview()), b"first")
+        finally:
+            os.kill(self.broker.pid, signal.SIGCONT)
+        self.broker.put("c", b"second", replace=True)
+        self.assertEqual(bytes(self.other.get("c", cached=True).memoryview()), b"second")
+
+    def test_error_when_it_has_a_remedy_then_in_the_words_of_python(self):
+        self.broker.put("name", b"")
+        with self.assertRaisesRegex(fdbroker.Exists, "replace=True"):
+            self.broker.put("name", b"")
+
     def test_names_when_listed_then_in_their_order(self):
         self.broker.put_many({f"list/{number:03}": b"x" * number for number in range(300)}, timeout=60)
         self.broker.put("other", b"")
@@ -118,7 +150,7 @@ class Objects(BrokerCase):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             broker.put("w", b"1" * 4096, pin=True)
-        with self.assertRaisesRegex(fdbroker.NoQuota, "permanent_bytes.*inherits the pin.*pin=False"):
+        with self.assertRaisesRegex(fdbroker.NoQuota, "permanent_bytes.*inherits the pin.*[(]pin=False[)]"):
             broker.put("w", b"2" * 4096, replace=True)
         with self.assertRaises(fdbroker.VersionChanged):
             broker.put("w", b"2", expect=7)
