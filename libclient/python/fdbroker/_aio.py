@@ -180,14 +180,18 @@ async def request(
     try:
         check(start(ctypes.byref(under_way)))
         check(_lib.fdbroker_request_tell(under_way, here.due, token))
+        # What takes a thread is not tested before its answer can be there.
+        is_due = not in_thread
         while True:
-            told.clear()
-            if in_thread:
-                is_over = await _in_thread(here.loop, owner, test, under_way)
-            else:
-                is_over = _test(test, under_way)
-            if is_over:
-                return
+            if is_due:
+                told.clear()
+                if in_thread:
+                    is_over = await _in_thread(here.loop, owner, test, under_way)
+                else:
+                    is_over = _test(test, under_way)
+                if is_over:
+                    return
+            is_due = True
             within = _lib.fdbroker_request_due_ms(under_way) / 1000
             timer = here.loop.call_later(within, told.set)
             try:
