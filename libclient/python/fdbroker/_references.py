@@ -21,6 +21,7 @@ from ._types import Shape
 from ._waits import wait
 
 if TYPE_CHECKING:
+    from ._broker import Broker
     from ._memory import Memory
 
 _PAGE = 4096
@@ -49,7 +50,7 @@ class _Sent(NamedTuple):
 
     until: float
     nbytes: int
-    lease: object
+    keeper: object
     page: _Page
     at: int
 
@@ -71,9 +72,8 @@ class Transit:
         # Also in a worker of multiprocessing, which runs no other exit handlers.
         util.Finalize(None, _wait_for_readers, args=(weakref.ref(self),), exitpriority=100)
 
-    def keep(self, memory: "Memory") -> Tuple[bytes, int]:
-        """Keeps it: a page, and the byte of it that a reader sets."""
-        context, lease = memory._context, memory._live()
+    def keep(self, context: Context, keeper: object, nbytes: int) -> Tuple[bytes, int]:
+        """Keeps what keeps memory of this connection: a page, and the byte of it that a reader sets."""
         with self._lock:
             self._sweep()
             pages = self._pages.setdefault(context, [])
@@ -83,7 +83,7 @@ class Transit:
                 pages.append(page)
             at = page.free.pop()
             page.bytes[at] = b"\0"
-            self._sent.append(_Sent(time.monotonic() + self.seconds, memory.nbytes, lease, page, at))
+            self._sent.append(_Sent(time.monotonic() + self.seconds, nbytes, keeper, page, at))
             self._sweep()
             self._set_timer()
             return page.handle, at
@@ -143,9 +143,20 @@ def set_transit(seconds: float = 30.0, nbytes: int = 1 << 30) -> None:
     transit.seconds, transit.most_bytes = seconds, nbytes
 
 
+def keep(context: Context, keeper: object, nbytes: int) -> Tuple[bytes, int]:
+    """Keeps what was pickled: for :func:`opened`, which the reader calls."""
+    return _transit.get().keep(context, keeper, nbytes)
+
+
+def opened(broker: "Broker", page: bytes, at: int) -> None:
+    """The reader has it."""
+    with broker.open(page, writable=True) as there:
+        there.memoryview()[at : at + 1] = _OPENED
+
+
 def of_buffer(memory: "Memory", handle: bytes) -> Tuple[Callable[..., Any], Tuple[Any, ...]]:
     """For ``__reduce_ex__``, of this process's own."""
-    page, at = _transit.get().keep(memory)
+    page, at = keep(memory._context, memory._live(), memory.nbytes)
     return _open, (memory._context.socket, handle, memory.shape, memory.dtype, memory.writable, page, at)
 
 
@@ -165,8 +176,7 @@ def _open(
     broker = broker_at(socket)
     view = broker.open(Handle(handle), shape, dtype, writable=writable)
     if page is not None:
-        with broker.open(page, writable=True) as opened:
-            opened.memoryview()[at : at + 1] = _OPENED
+        opened(broker, page, at)
     return view
 
 
@@ -177,4 +187,4 @@ def _get(socket: Optional[str], name: str, version: int, job: bool) -> Any:
     return got
 
 
-__all__ = ["of_buffer", "of_object", "of_view", "set_transit"]
+__all__ = ["keep", "of_buffer", "of_object", "of_view", "opened", "set_transit"]

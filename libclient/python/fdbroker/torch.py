@@ -15,9 +15,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from . import _abi, _native, _state_dicts
+from . import _abi, _native, _references, _state_dicts
 from ._broker import Broker, ShapeLike
-from ._default import PerProcess, default_broker
+from ._default import PerProcess, broker_at, default_broker
 from ._errors import Error, NotSupported, Stale
 from ._memory import Buffer
 from ._state_dicts import Plan, StateDict
@@ -99,6 +99,37 @@ def open(shared: SharedTensor, broker: Optional[Broker] = None, *, timeout: floa
     if needed > view.nbytes:
         raise ValueError(f"{shared.shape} of {shared.dtype} need {needed:,} bytes, and there are {view.nbytes:,}")
     return bytes_of(view)[:needed].view(dtype).as_strided(shared.shape, shared.stride)
+
+
+class Ref:
+    """A tensor that pickles as a reference: :func:`ref`."""
+
+    def __init__(self, tensor: "torch.Tensor", broker: Broker) -> None:
+        #: The tensor.
+        self.tensor = tensor
+        self._broker = broker
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        shared = share(self.tensor, self._broker)
+        context = self._broker._live()
+        page, at = _references.keep(context, self.tensor.detach(), self.tensor.numel() * self.tensor.element_size())
+        return _load, (context.socket, tuple(shared), page, at)
+
+
+def _load(socket: Optional[str], shared: Tuple[Any, ...], page: bytes, at: int) -> "torch.Tensor":
+    broker = broker_at(socket)
+    tensor = open(SharedTensor(*shared), broker)
+    _references.opened(broker, page, at)
+    return tensor
+
+
+def ref(tensor: "torch.Tensor", broker: Optional[Broker] = None) -> Ref:
+    """What pickles as a reference to the tensor, and is loaded as a tensor of the same bytes, readable and writable. The tensor itself
+    stays plain: ``torch.save`` and ``deepcopy`` copy its bytes. It is kept as other memory that was pickled (:func:`fdbroker.set_transit`).
+
+    Errors, when it is pickled: as of :func:`share`.
+    """
+    return Ref(tensor, broker or default_broker())
 
 
 # --- memory pools ---
@@ -302,6 +333,6 @@ def underway() -> int:
 
 
 __all__ = [
-    "SharedTensor", "StateDict", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
-    "put_state_dict", "share", "underway", "uninstall",
+    "Ref", "SharedTensor", "StateDict", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
+    "put_state_dict", "ref", "share", "underway", "uninstall",
 ]  # fmt: skip

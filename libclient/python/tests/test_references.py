@@ -58,6 +58,7 @@ class References(BrokerCase):
         self.broker.flush()
         self.assertEqual(bytes(pickle.loads(data).memoryview()[:4]), b"kept")
         self.eventually(lambda: self.broker.stats()["host_bytes_used"] <= 4096)
+        self.broker.flush()
         with self.assertRaises(fdbroker.Stale):
             pickle.loads(data)
 

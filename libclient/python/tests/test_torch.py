@@ -222,6 +222,36 @@ class Cpu(BrokerCase):
         with self.assertRaises(fdbroker.Exists):
             shared_torch.put_state_dict("kept", {"a": torch.ones(1)}, self.broker)
 
+    def test_ref_when_pickled_then_the_same_bytes_and_the_tensor_itself_is_copied(self):
+        import copy
+        import io
+
+        tensor = shared_torch.empty((3, 1 << 16), broker=self.broker).fill_(1)
+        data = pickle.dumps(shared_torch.ref(tensor.t(), self.broker))
+        self.assertLess(len(data), 2000)
+        same = pickle.loads(data)
+        self.assertEqual((same.shape, same.stride()), (tensor.t().shape, tensor.t().stride()))
+        same.mul_(2)
+        self.assertTrue((tensor == 2).all())
+        # Good after its maker has let go of it.
+        del tensor
+        gc.collect()
+        self.assertTrue((pickle.loads(data) == 2).all())
+        for copied in (copy.deepcopy(same), pickle.loads(pickle.dumps(same))):
+            self.assertNotEqual(copied.data_ptr(), same.data_ptr())
+        file = io.BytesIO()
+        torch.save(same, file)
+        self.assertGreater(len(file.getvalue()), same.numel() * 4)
+        with self.assertRaises(fdbroker.NotSupported):
+            pickle.dumps(shared_torch.ref(torch.ones(3), self.broker))
+
+    def test_dtypes_when_of_pytorch_then_memory_takes_them(self):
+        names = "float32 float16 bfloat16 int8 bool complex64 float8_e4m3fn float8_e5m2 uint16 complex32".split()
+        for dtype in [getattr(torch, name) for name in names if hasattr(torch, name)]:
+            with self.subTest(dtype=dtype):
+                made = self.broker.empty(4, dtype)
+                self.assertEqual(made.nbytes, 4 * torch.empty(0, dtype=dtype).element_size())
+
     def test_default_broker_when_threads_ask_first_then_one_for_all_and_another_in_a_child(self):
         os.environ["FDBROKER_SOCKET"] = self.broker.socket
         self.addCleanup(os.environ.pop, "FDBROKER_SOCKET")
