@@ -71,9 +71,7 @@ class Context:
         with self._lock:
             self._users -= 1
             is_last = self._users == 0
-        if is_last:
-            if self._news is not None:
-                self._news.close()
+        if is_last and (self._news is None or self._news.close()):
             self._close(self._pointer)
 
     def is_forked(self) -> bool:

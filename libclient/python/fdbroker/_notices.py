@@ -218,8 +218,11 @@ class News:
             error.code = told.code
             self.ended((told.slot, told.generation), error)
 
-    def close(self) -> None:
-        """Ends the thread, and the iterations. The connection lives until this returns."""
+    def close(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> bool:
+        """Ends the thread, and the iterations, so that the connection may be closed. False: the interpreter ends, which has stopped the
+        thread wherever it is; then the connection ends with the process."""
+        if is_finalizing():
+            return False
         self._is_over = True
         _lib.fdbroker_due_tell(self._due, 0)
         with self._lock:
@@ -228,6 +231,7 @@ class News:
             reader.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        return True
 
     @property
     def is_over(self) -> bool:
