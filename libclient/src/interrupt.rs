@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Asked after a signal: whether the call is to end.
+/// Asked after a signal, and now and then: whether the call is to end.
 pub type InterruptCheck = Rc<dyn Fn() -> bool>;
 
 thread_local! {

@@ -866,6 +866,38 @@ fdbroker_code_t fdbroker_suspend(fdbroker_t *broker, uint32_t deadline_ms, size_
 fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
     fdbroker_handle_t *handles, fdbroker_code_t *codes, size_t *count);
 
+/* ---- Event loops: one fd for many waits ----------------------------------------------------------------- */
+
+/* The requests and watches of one event loop that may go on, by tokens of the program. Any thread
+ * may use it. */
+typedef struct fdbroker_due fdbroker_due_t;
+
+/* Makes one, for any number of requests and watches of any context: fdbroker_request_tell(),
+ * fdbroker_object_watch_tell(). To be given back by fdbroker_due_close(). On failure *due is NULL.
+ *
+ * Errors: FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_open(fdbroker_due_t **due);
+
+/* An fd for poll(2) and POLLIN, readable while fdbroker_due_take() has a token. It stays the
+ * library's: do not read or close it. After a program has closed it all the same, the next call
+ * makes another. -1: NULL, or there is no fd for it. */
+int fdbroker_due_fd(fdbroker_due_t *due);
+
+/* The next token: test its request, or read its watch until it has no event. FDBROKER_AGAIN:
+ * nothing is due, and fdbroker_last_error() stays as it was. A token may also come of a request
+ * that is done or cancelled. Never waits.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_take(fdbroker_due_t *due, uint64_t *token);
+
+/* Puts in a token of the program's own. Never waits.
+ *
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_due_tell(fdbroker_due_t *due, uint64_t token);
+
+/* Gives it back, before or after the requests and watches that tell it. NULL: does nothing. */
+fdbroker_code_t fdbroker_due_close(fdbroker_due_t *due);
+
 /* ---- Named objects -------------------------------------------------------------------------------------- */
 
 #define FDBROKER_OBJECT_JOB 1           /* The names are those of this process's job (its cgroup), not of its user. */
@@ -1277,38 +1309,8 @@ fdbroker_code_t fdbroker_object_watch_close(fdbroker_object_watch_t *watch);
 
 /* ---- Without waiting ------------------------------------------------------------------------------------ */
 
-/* The requests and watches of one event loop that may go on, by tokens of the program. Any thread
- * may use it. */
-typedef struct fdbroker_due fdbroker_due_t;
-
 /* A request under way. Only one thread at a time may use it. */
 typedef struct fdbroker_request fdbroker_request_t;
-
-/* Makes one, for any number of requests and watches of any context: fdbroker_request_tell(),
- * fdbroker_object_watch_tell(). To be given back by fdbroker_due_close(). On failure *due is NULL.
- *
- * Errors: FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
-fdbroker_code_t fdbroker_due_open(fdbroker_due_t **due);
-
-/* An fd for poll(2) and POLLIN, readable while fdbroker_due_take() has a token. It stays the
- * library's: do not read or close it. After a program has closed it all the same, the next call
- * makes another. -1: NULL, or there is no fd for it. */
-int fdbroker_due_fd(fdbroker_due_t *due);
-
-/* The next token: test its request, or read its watch until it has no event. FDBROKER_AGAIN:
- * nothing is due, and fdbroker_last_error() stays as it was. A token may also come of a request
- * that is done or cancelled. Never waits.
- *
- * Errors: FDBROKER_INVALID_ARGUMENT. */
-fdbroker_code_t fdbroker_due_take(fdbroker_due_t *due, uint64_t *token);
-
-/* Puts in a token of the program's own. Never waits.
- *
- * Errors: FDBROKER_INVALID_ARGUMENT. */
-fdbroker_code_t fdbroker_due_tell(fdbroker_due_t *due, uint64_t token);
-
-/* Gives it back, before or after the requests and watches that tell it. NULL: does nothing. */
-fdbroker_code_t fdbroker_due_close(fdbroker_due_t *due);
 
 /* Starts to acquire count handles, without waiting. On success *request is a request, which ends
  * when fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must
@@ -1500,7 +1502,7 @@ typedef struct fdbroker_notice {
  * wait are fine there. */
 typedef void (*fdbroker_notice_fn)(void *user, const fdbroker_notice_t *notice);
 
-/* Whether the call under way is to end: not 0. */
+/* Whether the call under way is to end: not 0. Also asked when no handler has run. */
 typedef int32_t (*fdbroker_interrupt_fn)(void *user);
 
 /* Sets the callback that exports registered memory again when the broker recalls it. Set it before
@@ -1519,11 +1521,11 @@ fdbroker_code_t fdbroker_set_recall_callback(fdbroker_t *broker, fdbroker_recall
 fdbroker_code_t fdbroker_set_notice_callback(fdbroker_t *broker, fdbroker_notice_fn callback, void *user);
 
 /* Lets signal handlers of the program end calls of the calling thread. After a handler has run in
- * this thread while a call waits in it, check is called there; it may call this library. When it
- * answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its deadline: what
- * it has got or still gets is given back. (An answer that came first: the call succeeds. Then set
- * check again before the next call.) For all contexts; NULL: waits go on, as without this call. A
- * driver's call, and the waits of other threads, are not interrupted.
+ * this thread while a call waits in it, and now and then, check is called there; it may call this
+ * library. When it answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its
+ * deadline: what it has got or still gets is given back. (An answer that came first: the call
+ * succeeds. Then set check again before the next call.) For all contexts; NULL: waits go on, as
+ * without this call. A driver's call, and the waits of other threads, are not interrupted.
  *
  * Errors: none. */
 fdbroker_code_t fdbroker_set_interrupt(fdbroker_interrupt_fn check, void *user);

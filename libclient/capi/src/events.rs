@@ -52,15 +52,15 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
     })
 }
 
-/// Whether the call under way is to end: not 0.
+/// Whether the call under way is to end: not 0. Also asked when no handler has run.
 pub type fdbroker_interrupt_fn = Option<unsafe extern "C" fn(user: *mut c_void) -> i32>;
 
 /// Lets signal handlers of the program end calls of the calling thread. After a handler has run in
-/// this thread while a call waits in it, check is called there; it may call this library. When it
-/// answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its deadline: what
-/// it has got or still gets is given back. (An answer that came first: the call succeeds. Then set
-/// check again before the next call.) For all contexts; NULL: waits go on, as without this call. A
-/// driver's call, and the waits of other threads, are not interrupted.
+/// this thread while a call waits in it, and now and then, check is called there; it may call this
+/// library. When it answers other than 0, the call ends at once, with FDBROKER_CANCELLED, as at its
+/// deadline: what it has got or still gets is given back. (An answer that came first: the call
+/// succeeds. Then set check again before the next call.) For all contexts; NULL: waits go on, as
+/// without this call. A driver's call, and the waits of other threads, are not interrupted.
 ///
 /// Errors: none.
 #[unsafe(no_mangle)]
