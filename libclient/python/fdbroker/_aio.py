@@ -136,6 +136,11 @@ class Places:
         self._free = _UNDER_WAY
         self._queue: "Deque[asyncio.Future[None]]" = deque()
 
+    @property
+    def are_taken(self) -> bool:
+        """All of them."""
+        return self._free == 0
+
     async def take(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._free > 0:
             self._free -= 1
@@ -158,6 +163,11 @@ class Places:
         self._free += 1
 
 
+def places(context: Context) -> Places:
+    """Those of the running loop with a connection."""
+    return running().places.setdefault(context, Places())
+
+
 def is_done(code: int) -> bool:
     """Whether a test has its outcome; raises that when it is an error. On the thread that has tested."""
     if code == _abi.AGAIN:
@@ -171,9 +181,8 @@ async def request(
 ) -> None:  # fmt: skip
     """Waits for a request, by a call that starts it and one that tests it. `owner` has what it gives, before it is there, and keeps the
     connection. `in_thread`: the test may open memory by a driver."""
-    here = running()
-    places = here.places.setdefault(context, Places())
-    await places.take(here.loop)
+    here, taken = running(), places(context)
+    await taken.take(here.loop)
     under_way = ctypes.c_void_p()
     told = asyncio.Event()
     token = here.enter(told.set)
@@ -201,7 +210,7 @@ async def request(
     finally:
         here.leave(token)
         _lib.fdbroker_request_cancel(under_way)
-        places.give_back()
+        taken.give_back()
 
 
 def _test(test: Callable[[ctypes.c_void_p], bool], under_way: ctypes.c_void_p) -> bool:
@@ -234,4 +243,4 @@ def _give_up(_owner: Lease, under_way: ctypes.c_void_p, _future: Any) -> None:
     _lib.fdbroker_request_cancel(under_way)
 
 
-__all__ = ["Loop", "close_result", "executor", "is_done", "request", "run", "running"]
+__all__ = ["Loop", "close_result", "executor", "is_done", "places", "request", "run", "running"]

@@ -116,7 +116,8 @@ async def get(
         return await ask(0)
 
     ms(timeout)
-    if timeout == 0 or not names.is_open:
+    # Where many ask, each does so once, with a watch.
+    if timeout == 0 or not (names.is_open or _aio.places(context).are_taken):
         try:
             return await look()
         except (NotFound, NotSealed):

@@ -44,7 +44,7 @@ class Absent(BrokerCase):
 
         for kind, driver, code in ((1, "level-zero", 14), (2, "cuda", 2)):
             taken = _objects._Object(device_ptr=1 << 40, size_bytes=8, version=3, kind=kind, device=5)
-            got = _objects._object(self.broker._live(), "named", taken, object())
+            got = _objects._object(self.broker._live(), "named", False, taken, object())
             self.assertEqual((got.device, got.__dlpack_device__(), got.pointer), (f"{driver}:5", (code, 5), 1 << 40))
 
     def test_device_when_unknown_then_value_error(self):
