@@ -1,6 +1,6 @@
 //! Notices that wait until the application asks for them, where a library thread serves recalls
-//! alone, or the application reads them one by one. Must never run a callback on the library thread, nor keep more than the client's own
-//! things can cause.
+//! alone, or the application reads them one by one. Must never run a callback on the library
+//! thread, nor keep more than the client's own things can cause.
 
 use crate::callbacks::{
     Callbacks, FDBROKER_NOTICE_LOST, FDBROKER_NOTICE_RECLAIM, fdbroker_notice_t,

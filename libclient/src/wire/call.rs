@@ -119,9 +119,9 @@ impl Connection {
         self.common.wake.kick();
     }
 
-    /// As [`Connection::start`], of one that [`Connection::reply`] waits for later. Until then its reply may lie
-    /// unread, unless others wait for its credits, and it keeps its place: so it never takes the
-    /// last one.
+    /// As [`Connection::start`], of one that [`Connection::reply`] waits for later. Until then its
+    /// reply may lie unread, unless others wait for its credits, and it keeps its place: so it never
+    /// takes the last one.
     pub fn start_attended(
         &self,
         call: &Call<'_>,
