@@ -4,7 +4,7 @@
 //! Must never ask the program while a lock is held or the thread reads for others, nor ask in a
 //! thread of which the program has not said that it may.
 
-use crate::limits::BEYOND_DEADLINES;
+use crate::limits::{BEYOND_DEADLINES, INTERRUPT_LOOK};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,6 +51,11 @@ pub fn take_interrupt() -> bool {
 /// Whether this thread may be interrupted.
 pub(crate) fn is_set() -> bool {
     CHECK.try_with(|check| check.borrow().is_some()).unwrap_or(false)
+}
+
+/// How long a wait may last before the program is asked, at most `timeout`.
+pub(crate) fn slice(timeout: Duration) -> Duration {
+    if is_set() { timeout.min(INTERRUPT_LOOK) } else { timeout }
 }
 
 /// A wait has ended early, or was long enough for a signal to have come.
@@ -168,7 +173,10 @@ pub(crate) fn wait_unasked<'a, T>(
     drop(guard);
     let timeout = until.saturating_duration_since(now());
     if !timeout.is_zero() {
-        condvar.sleep(turn, timeout);
+        condvar.sleep(turn, slice(timeout));
+        if timeout > INTERRUPT_LOOK {
+            note_signal();
+        }
     }
     lock(mutex)
 }
@@ -245,7 +253,7 @@ mod tests {
         let (signal, begun) = (signal_soon(), Instant::now());
         sleep(Duration::from_millis(200));
         assert!(begun.elapsed() >= Duration::from_millis(200));
-        assert_eq!(asked.get(), 1);
+        assert!(asked.get() >= 1);
         signal.join().unwrap();
         set_interrupt(None);
     }

@@ -14,6 +14,10 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// which is an hour.
 pub const BEYOND_DEADLINES: Duration = Duration::from_secs(2 * 3600);
 
+/// How often a wait asks a program that may end it, without a sign of a signal: one that came just
+/// before the wait, or that another thread has taken, interrupts nothing.
+pub const INTERRUPT_LOOK: Duration = Duration::from_millis(50);
+
 /// The most fds that are guarded at once: a connection has two or three, its client two. More
 /// clients than this has room for are connected all the same.
 pub const OWN_FDS: usize = 64;

@@ -167,6 +167,28 @@ class Signals(BrokerCase):
         self.eventually(lambda: self.ledger("mapped_leases") == 0 and self.ledger("open_leases") == 0)
         self.assertLessEqual(open_fds(), fds)
 
+    def test_waits_when_many_are_stopped_at_any_moment_then_soon_and_none_is_left_at_the_broker(self):
+        go, took = threading.Semaphore(0), []
+
+        def send():
+            while go.acquire() and len(took) < 300:
+                time.sleep(0.0005)
+                os.kill(os.getpid(), signal.SIGUSR1)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        while len(took) < 300:
+            go.release()
+            began = time.monotonic()
+            with self.assertRaises(Stopped):
+                self.other.get("never", timeout=50)
+            took.append(time.monotonic() - began)
+        go.release()
+        thread.join()
+        # Also one that came just before the wait.
+        self.assertLess(max(took), 10)
+        self.eventually(lambda: self.ledger("parked_requests") == 0)
+
     def test_wait_when_the_interpreter_ends_then_no_hang_and_no_word(self):
         status, _, err = script(
             """

@@ -1,6 +1,6 @@
 //! Waiting for sockets: poll(2) and shutdown(2). Must never wait without a bound of the caller's.
 
-use crate::interrupt::note_signal;
+use crate::interrupt::{note_signal, slice};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,11 +20,14 @@ pub(crate) fn poll_one(fd: BorrowedFd<'_>, wanted: PollFlags, timeout: Duration)
 
 /// The same for several; see [`came`] for what came.
 pub(crate) fn poll_many(fds: &mut [PollFd<'_>], timeout: Duration) {
-    let ms = timeout.as_nanos().div_ceil(1_000_000);
+    let slice = slice(timeout);
+    let is_cut = slice < timeout;
+    let ms = slice.as_nanos().div_ceil(1_000_000);
     let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
     // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller asks the program, looks at
     // the clock and goes on.
-    if poll(fds, timeout) == Err(Errno::EINTR) {
+    let polled = poll(fds, timeout);
+    if polled == Err(Errno::EINTR) || is_cut && polled == Ok(0) {
         note_signal();
     }
 }
