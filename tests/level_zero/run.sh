@@ -142,7 +142,7 @@ echo "-- build: $SECONDS s"
 export ZE_ENABLE_ALT_DRIVERS=$target/libfdbroker_ze_test_driver.so
 # No variable of the caller's shell may change a case.
 for variable in ${!ZE_TEST_DRIVER_@} ${!FDBROKER_@} ZE_AFFINITY_MASK ZE_FLAT_DEVICE_HIERARCHY LD_LIBRARY_PATH LD_PRELOAD; do
-  case $variable in FDBROKER_ZE_IMG | FDBROKER_VM_IMG | FDBROKER_NOT_RUN_LOG) ;; *) unset "$variable" ;; esac
+  case $variable in FDBROKER_ZE_IMG | FDBROKER_VM_IMG | FDBROKER_NOT_RUN_LOG | FDBROKER_INTEL_DEBS) ;; *) unset "$variable" ;; esac
 done
 export FDBROKER=$target/fdbroker
 
