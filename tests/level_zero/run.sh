@@ -22,10 +22,10 @@ test programs. Runs these parts, as many at once as there are processors (one wi
   C ABI            the C program tests/capi/gpu.c, under each loader, and without a driver
   loader 1.20.6    Debian 13's (spec 1.12), unpacked into tests/level_zero/img: the same
   handles          what a handle costs between two ranks of Open MPI and of MPICH (mpi.sh), small: every byte must be right
-  Intel's driver   intel/run.sh: the driver itself over an emulated node, alone and under the layer
   UMF              programs/run.sh umf: its wheel, unmodified
   bindings         makes the checked-in bindings again and compares; needs libclang, and builds bindgen once
-With `programs`, programs/run.sh alone: UMF's wheel and Intel MPI's (129 MB).
+With `programs`, programs/run.sh alone: UMF's wheel and Intel MPI's (129 MB). Intel's own driver, over an emulated node, has a command of its own,
+intel/run.sh: its packages, 100 MB or so, are another version each week.
 With --vm, on real dma-bufs in virtual machines (tests/vm; needs qemu): library, layer, bindings and driver
 
 The driver is tests/level_zero/driver: no GPU is needed. The library's cases (tests/level_zero/library) start the real daemon
@@ -224,7 +224,6 @@ fi
 start "handles between ranks of Open MPI" timeout "$part_limit_s" "$here/mpi.sh" openmpi 20 65536
 start "handles between ranks of MPICH" timeout "$part_limit_s" "$here/mpi.sh" mpich 20 65536
 
-start "Intel's driver, alone and under the layer" timeout "$part_limit_s" "$here/intel/run.sh"
 start "UMF, unmodified" timeout "$part_limit_s" "$here/programs/run.sh" umf
 
 start "bindings: made again, byte for byte" one timeout "$bindings_limit_s" libclient/level-zero-sys/regen.sh --check
