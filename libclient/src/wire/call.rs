@@ -120,8 +120,8 @@ impl Connection {
     }
 
     /// As [`Connection::start`], of one that [`Connection::reply`] waits for later. Until then its
-    /// reply may lie unread, unless others wait for its credits, and it keeps its place: so it never
-    /// takes the last one.
+    /// reply may lie unread, unless others wait for its credits, and it keeps its place: so it
+    /// never takes the last one.
     pub fn start_attended(
         &self,
         call: &Call<'_>,
