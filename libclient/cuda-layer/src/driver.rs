@@ -81,6 +81,11 @@ impl<F: Copy> Function<F> {
         Function { name, place: AtomicPtr::new(null_mut()), kind: PhantomData }
     }
 
+    /// What the dynamic linker knows it by, such as `cuMemAlloc_v2`.
+    pub const fn name(&self) -> &'static CStr {
+        self.name
+    }
+
     /// The function; `None`: no driver is loaded, or it has none of this name.
     pub fn get(&self) -> Option<F> {
         let function = known(&self.place, self.name);

@@ -4,11 +4,10 @@
 //!
 //! **Layers** (tests/layers checks them): `asked, limits, result <- blocks, dynamic, records, say
 //! <- driver <- mapping, memory <- broker <- consume, produce <- malloc <- contexts, ipc, looks <-
-//! entry <- names <- linker, preload`.
+//! functions <- linker`.
 //!
-//! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol
-//! ([`preload`]), by dlsym ([`linker`]) or by cuGetProcAddress; for those in [`names`] it gets the
-//! layer's.
+//! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol,
+//! by dlsym ([`linker`]) or by cuGetProcAddress; for those in [`functions`] it gets the layer's.
 //!
 //! | call | what the layer does |
 //! |---|---|
@@ -50,7 +49,7 @@ mod consume;
 mod contexts;
 mod driver;
 mod dynamic;
-mod entry;
+mod functions;
 mod ipc;
 mod limits;
 mod linker;
@@ -58,8 +57,6 @@ mod looks;
 mod malloc;
 mod mapping;
 mod memory;
-mod names;
-mod preload;
 mod produce;
 mod records;
 mod result;

@@ -2,7 +2,7 @@
 //! layer's, all else is the C library's answer. Must never hide the caller from it: RTLD_NEXT and
 //! RTLD_DEFAULT depend on the caller's address.
 
-use crate::names::{self, INIT, Named};
+use crate::functions::{self, INIT, Named};
 use crate::{broker, dynamic};
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
@@ -109,7 +109,7 @@ unsafe extern "C" fn choose(
     }
     // SAFETY: the caller's promise.
     let found = catch_unwind(AssertUnwindSafe(|| unsafe {
-        match names::of_symbol(name) {
+        match functions::of_symbol(name) {
             Some(named) => find(named, handle, name, caller),
             None => find_by_library(handle, name),
         }
