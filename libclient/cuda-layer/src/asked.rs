@@ -20,8 +20,7 @@ pub fn has_mps_limit() -> bool {
 }
 
 fn value_of(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: C strings; a program that changes this variable meanwhile races with getenv(3) of all
-    // its libraries.
+    // SAFETY: C strings. A program that changes the variable meanwhile races with each getenv(3).
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value))

@@ -27,7 +27,7 @@ pub struct Block {
 /// Where it is from.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Origin<L> {
-    /// Made here.
+    /// This process has made it; the layer's reference to its memory.
     Made(CuMemHandle),
     /// Opened so often; the lease is the mapping's.
     Opened { name: Name, opens: u64, lease: L },

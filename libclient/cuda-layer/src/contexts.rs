@@ -9,8 +9,11 @@ use crate::memory::blocks;
 use crate::result::{CuContext, CuResult, OfContext, OfDevice, SUCCESS};
 use std::ffi::{c_int, c_uint};
 
+/// From now on the current context's device reaches the blocks of `of`. Where it cannot reach one,
+/// the driver's code, and nothing is enabled.
+///
 /// # Safety
-/// As cuCtxEnablePeerAccess.
+/// That of cuCtxEnablePeerAccess.
 pub unsafe fn enable_peer(of: CuContext, flags: c_uint) -> CuResult {
     let Some(below) = driver::ENABLE_PEER.get() else { return MISSING };
     // SAFETY: the caller's promise.
@@ -28,8 +31,10 @@ pub unsafe fn enable_peer(of: CuContext, flags: c_uint) -> CuResult {
     }
 }
 
+/// From now on it does not, unless another context of the device still does.
+///
 /// # Safety
-/// As cuCtxDisablePeerAccess.
+/// That of cuCtxDisablePeerAccess.
 pub unsafe fn disable_peer(of: CuContext) -> CuResult {
     let Some(below) = driver::DISABLE_PEER.get() else { return MISSING };
     // SAFETY: the caller's promise.

@@ -28,8 +28,11 @@ use std::os::fd::{AsFd, AsRawFd};
 /// bytes say the size that was asked for.
 const MARK: [u8; 8] = *b"cudaIpc1";
 
+/// The handle of the block that an address lies in; other memory is the driver's matter.
+/// OPERATING_SYSTEM: there is no broker; OUT_OF_MEMORY: a cap is full.
+///
 /// # Safety
-/// As cuIpcGetMemHandle.
+/// That of cuIpcGetMemHandle.
 pub unsafe fn get(handle: *mut CuIpcHandle, pointer: CuDevicePtr) -> CuResult {
     let Some(below) = driver::IPC_GET.get() else { return MISSING };
     let made = match blocks().at(pointer) {
@@ -85,10 +88,11 @@ fn register(client: &Client, memory: Pinned, asked_bytes: usize) -> Result<Regis
     registered.map_err(|error| refuse(News::NotShared, "cuIpcGetMemHandle", &error))
 }
 
-/// Opens a handle; `below`: in the driver's form of the call.
+/// Opens a handle, of which the broker grants an fd; `below`: the driver's form of the call, which
+/// opens a handle of its own. INVALID_HANDLE: it is void, of another user or another broker.
 ///
 /// # Safety
-/// As cuIpcOpenMemHandle.
+/// That of cuIpcOpenMemHandle.
 unsafe fn open_by(
     below: &Function<IpcOpen>,
     pointer: *mut CuDevicePtr,
@@ -192,8 +196,8 @@ fn import(
     enter(block, Origin::Opened { name, opens: 1, lease }).map(|base| (base, true))
 }
 
-/// The sizes of the memory and of what its owner has asked for, in bytes. `None`: it was not shared
-/// by cuIpcGetMemHandle.
+/// The sizes of the memory and of what its owner has asked for, in bytes. `None`: cuIpcGetMemHandle
+/// has not shared it.
 fn sizes_of(fetched: &Fetched) -> Option<(usize, usize)> {
     let info = fetched.info();
     let asked_bytes = info.driver_data.as_bytes().strip_prefix(&MARK)?.try_into().ok()?;
@@ -212,8 +216,10 @@ fn name_of(handle: &Handle) -> Name {
     std::array::from_fn(|at| bytes[at])
 }
 
+/// Closes once what was opened; the last close waits for the work of the context, as the driver's.
+///
 /// # Safety
-/// As cuIpcCloseMemHandle.
+/// That of cuIpcCloseMemHandle.
 pub unsafe fn close(pointer: CuDevicePtr) -> CuResult {
     let Some(below) = driver::IPC_CLOSE.get() else { return MISSING };
     let ended = blocks().close(pointer);
