@@ -63,6 +63,8 @@ pub(crate) struct Connection {
     /// What the next broker says to this client, while it does not let it in.
     refusal: Mutex<Option<Box<str>>>,
     alive: AtomicBool,
+    /// Why it has ended.
+    why_ended: OnceLock<Box<str>>,
     pub(super) next_id: AtomicU64,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) reader: Mutex<Reader>,
@@ -112,6 +114,7 @@ impl Connection {
             closed_here: OnceLock::new(),
             refusal: Mutex::default(),
             alive: AtomicBool::new(true),
+            why_ended: OnceLock::new(),
             next_id: AtomicU64::new(1),
             inbox: Mutex::default(),
             reader: Mutex::default(),
@@ -242,6 +245,8 @@ impl Connection {
             self.closed_here.get_or_init(Instant::now);
             CLOSED_HERE
         };
+        // Before the end shows: a call that it ends says why.
+        let reason = self.why_ended.get_or_init(|| reason.into());
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -310,7 +315,9 @@ impl Connection {
         if !self.common.process.is_current() {
             return Error::forked(what);
         }
-        let error = Error::not_connected(format!("{what}: the connection to the broker is lost"));
+        let why = self.why_ended.get().map_or_else(String::new, |why| format!(" ({why})"));
+        let lost = format!("{what}: the connection to the broker is lost{why}");
+        let error = Error::not_connected(lost);
         match (self.closed_here(), &*lock(&self.refusal)) {
             (Some(_), _) => error.because(CONNECTS_ANEW),
             (None, Some(refusal)) => error.because(refusal.clone()),
