@@ -32,7 +32,11 @@ impl State for Cuda {
     }
 
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
-        if memory::close(&connected.client, fd) { Ok(()) } else { Err(Errno::EBADF) }
+        if !memory::close(&connected.client, fd) {
+            return Err(Errno::EBADF);
+        }
+        connected.note_end();
+        Ok(())
     }
 
     fn numbers(_: &Connected<Self>) -> Vec<VirtualFd> {

@@ -61,6 +61,15 @@ pub struct Connected<S> {
     pub(crate) neighbours: Neighbours,
     pub(crate) kept: Kept,
     pub(crate) drains: Drains,
+    /// The broker may not have carried out yet what the program has ended.
+    pub(crate) has_ends: AtomicBool,
+}
+
+impl<S> Connected<S> {
+    /// The program has ended something without waiting: what it asks for next is asked behind that.
+    pub fn note_end(&self) {
+        self.has_ends.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The place of a process's connection.
@@ -195,6 +204,7 @@ impl<S: State> Connection<S> {
             neighbours: Neighbours::default(),
             kept: Kept::default(),
             drains: Drains::default(),
+            has_ends: AtomicBool::new(false),
         }));
         match self.current.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl<S: State> Source for Connection<S> {
@@ -97,6 +98,11 @@ impl<S> Connected<S> {
         let is_it = |handle: &Handle| handle.virtual_fd() == Some(number);
         let is_here = |handle: &Handle| self.kept.has(handle);
         let acquire = || self.neighbours.acquire(&self.client, number, deadline, is_here);
+        if self.has_ends.swap(false, Ordering::Relaxed) {
+            // What the program has closed has ended, for itself at once. Without an answer the
+            // broker decides.
+            let _ = self.client.flush(deadline);
+        }
         self.acquire_by(is_it, acquire)
     }
 
