@@ -10,7 +10,7 @@ from cumem import Chunks, Driver, Second, comes_true, play
 from fds import nvidia_fds
 from lines import say
 
-CHUNKS, SIZE, ROUNDS = 64, 20 << 20, 8
+CHUNKS, SIZE, ROUNDS = 64, 20 << 20, 4
 # What the driver may take for itself meanwhile.
 SLACK = 64 << 20
 
