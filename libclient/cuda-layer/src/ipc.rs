@@ -5,7 +5,7 @@
 use crate::blocks::{Block, End, Name, Origin};
 use crate::broker;
 use crate::driver::{self, Function, MISSING};
-use crate::malloc::{end_twin, enter, make_twin};
+use crate::malloc::{end_twin, let_reach, make_twin};
 use crate::mapping;
 use crate::memory::{blocks, export, follow, records};
 use crate::produce::deposit_of;
@@ -188,12 +188,17 @@ fn import(
     // From here on the mapping has the memory.
     driver::release(memory);
     let base = mapped?;
-    if let Some(faster) = again(name, context) {
+    let block = Block { base, size_bytes, asked_bytes, twin, context, device };
+    // Looked for and entered under one lock: threads that open at once get one address.
+    let mut blocks = blocks();
+    if let Some(faster) = blocks.open_again(name, context, is_current) {
+        drop(blocks);
         mapping::unmap(base, size_bytes);
         return Ok((faster, false));
     }
-    let block = Block { base, size_bytes, asked_bytes, twin, context, device };
-    enter(block, Origin::Opened { name, opens: 1, lease }).map(|base| (base, true))
+    let others = blocks.enter(block, Origin::Opened { name, opens: 1, lease });
+    drop(blocks);
+    let_reach(block, &others).map(|base| (base, true))
 }
 
 /// The sizes of the memory and of what its owner has asked for, in bytes. `None`: cuIpcGetMemHandle
@@ -208,7 +213,11 @@ fn sizes_of(fetched: &Fetched) -> Option<(usize, usize)> {
 }
 
 fn again(name: Name, context: CuContext) -> Option<CuDevicePtr> {
-    blocks().open_again(name, context, |lease: &SharedLease| lock(lease).is_current())
+    blocks().open_again(name, context, is_current)
+}
+
+fn is_current(lease: &SharedLease) -> bool {
+    lock(lease).is_current()
 }
 
 fn name_of(handle: &Handle) -> Name {

@@ -15,7 +15,6 @@ use crate::memory::{blocks, unshare};
 use crate::produce;
 use crate::result::{CuContext, CuDevicePtr, CuMemHandle, CuResult, SUCCESS};
 use crate::say::{News, once};
-use fdbroker_layer::SharedLease;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -85,20 +84,20 @@ fn make(asked_bytes: usize, context: CuContext, device: c_int) -> Option<CuDevic
     let made = make_twin().and_then(|twin| {
         let mapped = mapping::map(handle, size_bytes, device).and_then(|base| {
             let block = Block { base, size_bytes, asked_bytes, twin, context, device };
-            enter(block, Origin::Made(handle))
+            let others = blocks().enter(block, Origin::Made(handle));
+            let_reach(block, &others)
         });
         mapped.inspect_err(|_| _ = end_twin(twin))
     });
     made.inspect_err(|_| end_handle(handle)).ok()
 }
 
-/// Enters a block that is mapped, and lets the others reach it that are to.
+/// Lets the other devices reach a block that was just entered.
 ///
 /// # Errors
 /// The driver's: it is taken out again and unmapped.
-pub fn enter(block: Block, origin: Origin<SharedLease>) -> Result<CuDevicePtr, CuResult> {
-    let others = blocks().enter(block, origin);
-    match mapping::reach(block.base, block.size_bytes, &others, true) {
+pub fn let_reach(block: Block, others: &[c_int]) -> Result<CuDevicePtr, CuResult> {
+    match mapping::reach(block.base, block.size_bytes, others, true) {
         SUCCESS => Ok(block.base),
         code => {
             // Nobody knows its address.
