@@ -4,9 +4,9 @@
 use crate::driver::{self, MISSING};
 use crate::limits::{BLOCK_LEAST, DEVICES_MOST};
 use crate::result::{
-    CuDevicePtr, CuMemAccessDesc, CuMemAllocationProp, CuMemHandle, CuResult, GRANULARITY_MINIMUM,
-    HANDLE_TYPE_POSIX_FD, HAS_POSIX_FD, HAS_RDMA_WITH_VMM, HAS_VMM, LOCATION_DEVICE, NO_ACCESS,
-    PINNED, READ_WRITE, SUCCESS,
+    CuDevicePtr, CuMemAccessDesc, CuMemAllocationProp, CuMemHandle, CuResult, DECOMPRESSION,
+    GRANULARITY_MINIMUM, HANDLE_TYPE_POSIX_FD, HAS_POSIX_FD, HAS_RDMA_WITH_VMM, HAS_VMM,
+    HW_DECOMPRESS, LOCATION_DEVICE, NO_ACCESS, PINNED, READ_WRITE, SUCCESS,
 };
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -16,6 +16,8 @@ struct Kind {
     /// The granularity, in bytes.
     step: usize,
     has_rdma: bool,
+    /// The driver knows memory for hardware decompression, which all its own is.
+    has_decompression: bool,
 }
 
 /// What memory of a device is to be that an fd can share, and `bytes` rounded up to its
@@ -24,7 +26,7 @@ pub fn of_device(device: c_int, bytes: usize) -> Option<(CuMemAllocationProp, us
     static SEEN: [OnceLock<Option<Kind>>; DEVICES_MOST] = [const { OnceLock::new() }; DEVICES_MOST];
     let seen = SEEN.get(usize::try_from(device).ok()?)?;
     let kind = seen.get_or_init(|| look_at(device)).as_ref()?;
-    Some((prop(device, kind.has_rdma), bytes.checked_next_multiple_of(kind.step)?))
+    Some((prop(device, kind), bytes.checked_next_multiple_of(kind.step)?))
 }
 
 fn look_at(device: c_int) -> Option<Kind> {
@@ -32,21 +34,29 @@ fn look_at(device: c_int) -> Option<Kind> {
     if !has(HAS_VMM) || !has(HAS_POSIX_FD) {
         return None;
     }
-    let (has_rdma, mut step) = (has(HAS_RDMA_WITH_VMM), 0);
-    let prop = prop(device, has_rdma);
+    let mut kind = Kind {
+        step: 0,
+        has_rdma: has(HAS_RDMA_WITH_VMM),
+        has_decompression: driver::attribute_of(device, DECOMPRESSION).is_some(),
+    };
+    let prop = prop(device, &kind);
     // SAFETY: reads the structure, which is whole, and writes one size.
-    let answer =
-        unsafe { driver::GRANULARITY.get()?(&raw mut step, &raw const prop, GRANULARITY_MINIMUM) };
-    (answer == SUCCESS && step > 0).then_some(Kind { step: step.max(BLOCK_LEAST), has_rdma })
+    let answer = unsafe {
+        driver::GRANULARITY.get()?(&raw mut kind.step, &raw const prop, GRANULARITY_MINIMUM)
+    };
+    let is_good = answer == SUCCESS && kind.step > 0;
+    kind.step = kind.step.max(BLOCK_LEAST);
+    is_good.then_some(kind)
 }
 
-fn prop(device: c_int, has_rdma: bool) -> CuMemAllocationProp {
+fn prop(device: c_int, kind: &Kind) -> CuMemAllocationProp {
     CuMemAllocationProp {
         kind: PINNED,
         requested_handle_types: HANDLE_TYPE_POSIX_FD,
         location_kind: LOCATION_DEVICE,
         location: device,
-        gpu_direct_rdma: has_rdma.into(),
+        gpu_direct_rdma: kind.has_rdma.into(),
+        usage: if kind.has_decompression { HW_DECOMPRESS } else { 0 },
         ..CuMemAllocationProp::default()
     }
 }

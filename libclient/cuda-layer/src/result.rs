@@ -40,6 +40,11 @@ pub const HAS_VMM: c_int = 102;
 pub const HAS_POSIX_FD: c_int = 103;
 pub const HAS_RDMA_WITH_VMM: c_int = 110;
 
+/// `CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK`, which drivers have since CUDA 12.8 whatever
+/// the device can, and `CU_MEM_CREATE_USAGE_HW_DECOMPRESS`, which they take since then.
+pub const DECOMPRESSION: c_int = 136;
+pub const HW_DECOMPRESS: u16 = 2;
+
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub const PINNED: c_int = 1;
 pub const GRANULARITY_MINIMUM: c_int = 0;
@@ -70,7 +75,8 @@ pub struct CuMemAllocationProp {
     pub win32: u64,
     pub compression: u8,
     pub gpu_direct_rdma: u8,
-    pub rest: [u8; 6],
+    pub usage: u16,
+    pub rest: [u8; 4],
 }
 
 /// `CUmemAccessDesc_v1`.
