@@ -51,6 +51,7 @@ typedef struct { char reserved[64]; } CUipcMemHandle;
   CALL(cuCtxPushCurrent, "_v2", (CUcontext)) \
   CALL(cuMemGetInfo, "_v2", (size_t *, size_t *)) \
   CALL(cuMemcpyHtoD, "_v2", (CUdeviceptr, const void *, size_t)) \
+  CALL(cuMemsetD8, "_v2", (CUdeviceptr, unsigned char, size_t)) \
   CALL(cuMemcpyDtoH, "_v2", (void *, CUdeviceptr, size_t)) \
   CALL(cuStreamSynchronize, "", (void *)) \
   CALL(cuStreamBeginCapture, "_v2", (void *, int)) \

@@ -1,7 +1,10 @@
 // How programs find the calls of the stand-in for libcuda by cuGetProcAddress, in both its forms.
 // Part of libcuda.c. Must never know a call by two facts: name, first version and function are one row.
 
-typedef struct { const char *name; int since; void *function; } Entry;
+// `is_per_thread`: the form whose default stream is the thread's own.
+typedef struct { const char *name; int since; void *function; int is_per_thread; } Entry;
+enum { PER_THREAD = 2 };
+#define COPY(name, symbol, suffix) { name, 7000, symbol##suffix, 1 }, { name, 3020, symbol, 0 },
 
 API cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
 API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
@@ -43,8 +46,20 @@ static const Entry entries[] = {
     { "cuIpcOpenMemHandle", 11000, cuIpcOpenMemHandle_v2 },
     { "cuIpcOpenMemHandle", 4010, cuIpcOpenMemHandle },
     { "cuIpcCloseMemHandle", 4010, cuIpcCloseMemHandle },
-    { "cuMemcpyDtoD", 3020, cuMemcpyDtoD_v2 },
     { "cuMemcpyPeer", 4000, cuMemcpyPeer },
+    COPY("cuMemcpy", cuMemcpy, _ptds)
+    COPY("cuMemcpyHtoD", cuMemcpyHtoD_v2, _ptds)
+    COPY("cuMemcpyDtoH", cuMemcpyDtoH_v2, _ptds)
+    COPY("cuMemcpyDtoD", cuMemcpyDtoD_v2, _ptds)
+    COPY("cuMemcpyAsync", cuMemcpyAsync, _ptsz)
+    COPY("cuMemcpyHtoDAsync", cuMemcpyHtoDAsync_v2, _ptsz)
+    COPY("cuMemcpyDtoHAsync", cuMemcpyDtoHAsync_v2, _ptsz)
+    COPY("cuMemcpyDtoDAsync", cuMemcpyDtoDAsync_v2, _ptsz)
+    COPY("cuMemcpy2D", cuMemcpy2D_v2, _ptds)
+    COPY("cuMemcpy2DUnaligned", cuMemcpy2DUnaligned_v2, _ptds)
+    COPY("cuMemcpy2DAsync", cuMemcpy2DAsync_v2, _ptsz)
+    COPY("cuMemcpy3D", cuMemcpy3D_v2, _ptds)
+    COPY("cuMemcpy3DAsync", cuMemcpy3DAsync_v2, _ptsz)
     { "cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2 },
     { "cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2 },
     { "cuStreamSynchronize", 2000, cuStreamSynchronize },
@@ -53,8 +68,6 @@ static const Entry entries[] = {
     { "cuMemGetInfo", 3020, cuMemGetInfo_v2 },
     { "cuMemAlloc", 3020, cuMemAlloc_v2 },
     { "cuMemFree", 3020, cuMemFree_v2 },
-    { "cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2 },
-    { "cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2 },
     { "cuMemsetD8", 3020, cuMemsetD8_v2 },
     { "cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity },
     { "cuMemCreate", 10020, cuMemCreate },
@@ -83,12 +96,12 @@ static const Entry entries[] = {
 enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
 
 API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
-    // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM and _LEGACY_STREAM: these calls know one stream.
+    // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM and _LEGACY_STREAM.
     if (!name || !function || flags & ~3ull) return INVALID_VALUE;
     int found = SYMBOL_NOT_FOUND;
     *function = NULL;
     for (size_t i = 0; found != FOUND && i < sizeof entries / sizeof *entries; i++) {
-        if (strcmp(entries[i].name, name)) continue;
+        if (strcmp(entries[i].name, name) || (entries[i].is_per_thread && !(flags & PER_THREAD))) continue;
         found = version >= entries[i].since ? FOUND : VERSION_NOT_SUFFICIENT;
         if (found == FOUND) *function = entries[i].function;
     }

@@ -114,16 +114,7 @@ API cuStreamSynchronize(void *stream) {
 API cuCtxSynchronize(void) { return cuStreamSynchronize(NULL); }
 // Any event but NULL is one that was recorded behind all that was sent off.
 API cuEventSynchronize(void *event) { return event ? cuCtxSynchronize() : INVALID_VALUE; }
-API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { NEED_CONTEXT; return send_off(to, from, 0, bytes); }
 API cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) { NEED_CONTEXT; return send_off(to, NULL, byte, bytes); }
-API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
-    NEED_CONTEXT;
-    pthread_mutex_lock(&mutex);
-    arrive();
-    memcpy(to, (void *)from, bytes);
-    pthread_mutex_unlock(&mutex);
-    return SUCCESS;
-}
 
 API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     NEED_CONTEXT;
@@ -134,5 +125,6 @@ API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 }
 
 #include "memory.h"
+#include "copies.h"
 #include "pointers.h"
 #include "entry.h"

@@ -83,17 +83,6 @@ API cuMemFree_v2(uint64_t base) {
     pthread_mutex_unlock(&mutex);
     return is_made ? SUCCESS : INVALID_VALUE;
 }
-API cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
-    NEED_CONTEXT;
-    pthread_mutex_lock(&mutex);
-    arrive();
-    memcpy((void *)to, (void *)from, bytes);
-    pthread_mutex_unlock(&mutex);
-    return SUCCESS;
-}
-API cuMemcpyPeer(uint64_t to, void *to_context, uint64_t from, void *from_context, size_t bytes) {
-    return is_context(to_context) && is_context(from_context) ? cuMemcpyDtoD_v2(to, from, bytes) : INVALID_CONTEXT;
-}
 
 // --- other processes: the handle is the file's name, and in its last 8 bytes the size that was asked for ---
 

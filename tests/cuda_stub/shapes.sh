@@ -11,7 +11,7 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes ends entry reopen pressure outages devices malloc; do
+for name in by_value by_message lifetimes ends entry reopen pressure outages devices malloc copies; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
@@ -69,6 +69,7 @@ peers=memory_when_peers_are_enabled_is_reached_until_they_are_disabled
 CARD=67108864 program direct "$work/malloc"
 CARD=67108864 program "direct, linked" "$work/malloc_linked"
 CARD=67108864 program "direct, two GPUs" env FDBROKER_CUDA_STUB_DEVICES=2 "$work/malloc" "$peers"
+CARD=67108864 program "direct, two GPUs" env FDBROKER_CUDA_STUB_DEVICES=2 "$work/copies"
 
 # --- the C ABI ---
 
@@ -141,6 +142,7 @@ again=handle_when_the_broker_is_killed_and_started_anew_lives_on
 mallocs malloc -- "$work/malloc"
 mallocs "malloc, linked" -- "$work/malloc_linked"
 mallocs "malloc, two GPUs" -- env FDBROKER_CUDA_STUB_DEVICES=2 "$work/malloc" "$peers"
+mallocs "malloc, two GPUs" -- env FDBROKER_CUDA_STUB_DEVICES=2 "$work/copies"
 EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" mallocs "malloc, evicted" -- "$work/malloc" "$ipc"
 check "malloc, evicted: there were recalls" recalled
 CONSUMER="env -u LD_PRELOAD" mallocs "malloc, consumer without it" -- "$work/malloc" "$unknown"

@@ -3,11 +3,12 @@
 
 use crate::dynamic;
 use crate::result::{
-    ATTRIBUTES_OF_PLACE, AddressRange, Alloc, Create, CuContext, CuMemAllocationProp, CuMemHandle,
-    CuResult, CurrentContext, CurrentDevice, DeviceAttribute, DeviceGet, DeviceUuid, EnablePeer,
-    Export, Free, GetAttribute, GetAttributes, GetProcAddress, GetProcAddressV2, Granularity,
-    Import, IpcGet, IpcOpen, LOCATION_DEVICE, Map, NOT_FOUND, OfContext, OfDevice, PrimaryRetain,
-    PrimaryState, Properties, Release, Reserve, Retain, SUCCESS, SetAccess, Unmap,
+    ATTRIBUTES_OF_PLACE, AddressRange, Alloc, Copy2D, Copy3D, CopyOf, CopyOfAsync, Create,
+    CuContext, CuMemAllocationProp, CuMemHandle, CuResult, CurrentContext, CurrentDevice,
+    DeviceAttribute, DeviceGet, DeviceUuid, EnablePeer, Export, Free, GetAttribute, GetAttributes,
+    GetProcAddress, GetProcAddressV2, Granularity, Import, IpcGet, IpcOpen, LOCATION_DEVICE,
+    Linear, LinearAsync, Map, NOT_FOUND, OfContext, OfDevice, PrimaryRetain, PrimaryState,
+    Properties, Release, Reserve, Retain, SUCCESS, SetAccess, Unmap,
 };
 use fdbroker_client::Gpu;
 use std::ffi::{CStr, c_int, c_void};
@@ -43,6 +44,39 @@ pub static GRANULARITY: Function<Granularity> = Function::new(c"cuMemGetAllocati
 pub static ALLOC: Function<Alloc> = Function::new(c"cuMemAlloc_v2");
 pub static FREE: Function<Free> = Function::new(c"cuMemFree_v2");
 pub static ADDRESS_RANGE: Function<AddressRange> = Function::new(c"cuMemGetAddressRange_v2");
+/// Each copy, in the legacy default stream and in that of the thread.
+pub static COPIES: [Function<Linear>; 8] = [
+    Function::new(c"cuMemcpy"),
+    Function::new(c"cuMemcpy_ptds"),
+    Function::new(c"cuMemcpyHtoD_v2"),
+    Function::new(c"cuMemcpyHtoD_v2_ptds"),
+    Function::new(c"cuMemcpyDtoH_v2"),
+    Function::new(c"cuMemcpyDtoH_v2_ptds"),
+    Function::new(c"cuMemcpyDtoD_v2"),
+    Function::new(c"cuMemcpyDtoD_v2_ptds"),
+];
+pub static COPIES_ASYNC: [Function<LinearAsync>; 8] = [
+    Function::new(c"cuMemcpyAsync"),
+    Function::new(c"cuMemcpyAsync_ptsz"),
+    Function::new(c"cuMemcpyHtoDAsync_v2"),
+    Function::new(c"cuMemcpyHtoDAsync_v2_ptsz"),
+    Function::new(c"cuMemcpyDtoHAsync_v2"),
+    Function::new(c"cuMemcpyDtoHAsync_v2_ptsz"),
+    Function::new(c"cuMemcpyDtoDAsync_v2"),
+    Function::new(c"cuMemcpyDtoDAsync_v2_ptsz"),
+];
+pub static COPIES_2D: [Function<CopyOf<Copy2D>>; 4] = [
+    Function::new(c"cuMemcpy2D_v2"),
+    Function::new(c"cuMemcpy2D_v2_ptds"),
+    Function::new(c"cuMemcpy2DUnaligned_v2"),
+    Function::new(c"cuMemcpy2DUnaligned_v2_ptds"),
+];
+pub static COPIES_2D_ASYNC: [Function<CopyOfAsync<Copy2D>>; 2] =
+    [Function::new(c"cuMemcpy2DAsync_v2"), Function::new(c"cuMemcpy2DAsync_v2_ptsz")];
+pub static COPIES_3D: [Function<CopyOf<Copy3D>>; 2] =
+    [Function::new(c"cuMemcpy3D_v2"), Function::new(c"cuMemcpy3D_v2_ptds")];
+pub static COPIES_3D_ASYNC: [Function<CopyOfAsync<Copy3D>>; 2] =
+    [Function::new(c"cuMemcpy3DAsync_v2"), Function::new(c"cuMemcpy3DAsync_v2_ptsz")];
 pub static IPC_GET: Function<IpcGet> = Function::new(c"cuIpcGetMemHandle");
 pub static IPC_OPEN: Function<IpcOpen> = Function::new(c"cuIpcOpenMemHandle");
 pub static IPC_OPEN_V2: Function<IpcOpen> = Function::new(c"cuIpcOpenMemHandle_v2");

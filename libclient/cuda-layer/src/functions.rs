@@ -5,10 +5,10 @@
 
 use crate::driver::{self, MISSING, Place};
 use crate::result::{
-    CuContext, CuDevicePtr, CuIpcHandle, CuMemAllocationProp, CuMemHandle, CuResult, IpcHandle,
-    SUCCESS, UNKNOWN, VERSION_OF_V2,
+    Copy2D, Copy3D, CuContext, CuDevicePtr, CuIpcHandle, CuMemAllocationProp, CuMemHandle,
+    CuResult, CuStream, IpcHandle, SUCCESS, UNKNOWN, VERSION_OF_V2,
 };
-use crate::{asked, broker, consume, contexts, dynamic, ipc, looks, malloc, produce};
+use crate::{asked, broker, consume, contexts, copies, dynamic, ipc, looks, malloc, produce};
 use fdbroker_virtual_fds::inside;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +16,11 @@ use std::sync::atomic::Ordering;
 
 /// The function by which each program begins to use the driver.
 pub const INIT: &CStr = c"cuInit";
+
+/// What cuda.h adds to the name of a form whose default stream is the thread's own, and the flag by
+/// which cuGetProcAddress gives it for the plain name.
+const PER_THREAD: [&[u8]; 2] = [b"_ptds", b"_ptsz"];
+const PER_THREAD_FLAG: u64 = 2;
 
 pub struct Named {
     /// The symbol.
@@ -47,10 +52,11 @@ struct Ours;
 
 /// The table, with a row for each symbol: the first cudaVersion of this form, whether it is for
 /// memory of cuMemAlloc alone, where the driver's own is kept, what carries it out, and the
-/// arguments of cuda.h. The symbol is for programs that link the driver. The table leads to another
-/// function, because the dynamic linker may find the driver's for the symbol.
+/// arguments of cuda.h. What carries out several rows is told where the driver's own is. The symbol
+/// is for programs that link the driver. The table leads to another function, because the dynamic
+/// linker may find the driver's for the symbol.
 macro_rules! functions {
-    ($($name:ident: $since:tt $of_malloc:literal, $place:ident, $body:path,
+    ($($name:ident: $since:tt $of_malloc:literal, $place:ident $([$at:literal])?, $body:path,
         ($($argument:ident: $kind:ty),* $(,)?);)*) => {
         impl Ours {
             $(
@@ -60,7 +66,7 @@ macro_rules! functions {
                 unsafe extern "C" fn $name($($argument: $kind),*) -> CuResult {
                     broker::note_driver();
                     // SAFETY: the caller's promise.
-                    guard(|| unsafe { $body($($argument),*) })
+                    guard(|| unsafe { $body($(&driver::$place[$at],)? $($argument),*) })
                 }
             )*
         }
@@ -75,10 +81,10 @@ macro_rules! functions {
             }
         )*
         static ALL: &[Named] = &[$(Named {
-            name: driver::$place.name(),
+            name: driver::$place $([$at])?.name(),
             since: $since,
             ours: Ours::$name as *const (),
-            place: &driver::$place.place,
+            place: &driver::$place $([$at])?.place,
             of_malloc: $of_malloc,
         }),*];
         #[cfg(test)]
@@ -124,6 +130,58 @@ functions! {
         (device: c_int);
     cuDevicePrimaryCtxReset: 7_000 true, PRIMARY_RESET, contexts::reset_v1, (device: c_int);
     cuDevicePrimaryCtxReset_v2: 11_000 true, PRIMARY_RESET_V2, contexts::reset, (device: c_int);
+    cuMemcpy: 4_000 true, COPIES[0], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpy_ptds: 7_000 true, COPIES[1], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyHtoD_v2: 3_020 true, COPIES[2], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyHtoD_v2_ptds: 7_000 true, COPIES[3], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyDtoH_v2: 3_020 true, COPIES[4], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyDtoH_v2_ptds: 7_000 true, COPIES[5], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyDtoD_v2: 3_020 true, COPIES[6], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyDtoD_v2_ptds: 7_000 true, COPIES[7], copies::copy,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize);
+    cuMemcpyAsync: 4_000 true, COPIES_ASYNC[0], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyAsync_ptsz: 7_000 true, COPIES_ASYNC[1], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyHtoDAsync_v2: 3_020 true, COPIES_ASYNC[2], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyHtoDAsync_v2_ptsz: 7_000 true, COPIES_ASYNC[3], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyDtoHAsync_v2: 3_020 true, COPIES_ASYNC[4], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyDtoHAsync_v2_ptsz: 7_000 true, COPIES_ASYNC[5], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyDtoDAsync_v2: 3_020 true, COPIES_ASYNC[6], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpyDtoDAsync_v2_ptsz: 7_000 true, COPIES_ASYNC[7], copies::copy_async,
+        (to: CuDevicePtr, from: CuDevicePtr, bytes: usize, stream: CuStream);
+    cuMemcpy2D_v2: 3_020 true, COPIES_2D[0], copies::copy_of,
+        (what: *const Copy2D);
+    cuMemcpy2D_v2_ptds: 7_000 true, COPIES_2D[1], copies::copy_of,
+        (what: *const Copy2D);
+    cuMemcpy2DUnaligned_v2: 3_020 true, COPIES_2D[2], copies::copy_of,
+        (what: *const Copy2D);
+    cuMemcpy2DUnaligned_v2_ptds: 7_000 true, COPIES_2D[3], copies::copy_of,
+        (what: *const Copy2D);
+    cuMemcpy2DAsync_v2: 3_020 true, COPIES_2D_ASYNC[0], copies::copy_of_async,
+        (what: *const Copy2D, stream: CuStream);
+    cuMemcpy2DAsync_v2_ptsz: 7_000 true, COPIES_2D_ASYNC[1], copies::copy_of_async,
+        (what: *const Copy2D, stream: CuStream);
+    cuMemcpy3D_v2: 3_020 true, COPIES_3D[0], copies::copy_of,
+        (what: *const Copy3D);
+    cuMemcpy3D_v2_ptds: 7_000 true, COPIES_3D[1], copies::copy_of,
+        (what: *const Copy3D);
+    cuMemcpy3DAsync_v2: 3_020 true, COPIES_3D_ASYNC[0], copies::copy_of_async,
+        (what: *const Copy3D, stream: CuStream);
+    cuMemcpy3DAsync_v2_ptsz: 7_000 true, COPIES_3D_ASYNC[1], copies::copy_of_async,
+        (what: *const Copy3D, stream: CuStream);
     cuGetProcAddress: 0 false, GET_PROC_ADDRESS, proc_address,
         (symbol: *const c_char, function: *mut *mut c_void, version: c_int, flags: u64);
     cuGetProcAddress_v2: VERSION_OF_V2 false, GET_PROC_ADDRESS_V2, proc_address_v2,
@@ -135,7 +193,13 @@ impl Named {
     /// What cuda.h calls it.
     fn plain(&self) -> &[u8] {
         let name = self.name.to_bytes();
+        let name = PER_THREAD.iter().find_map(|it| name.strip_suffix(*it)).unwrap_or(name);
         name.strip_suffix(b"_v2").unwrap_or(name)
+    }
+
+    /// Whether this form's default stream is the thread's own.
+    fn is_per_thread(&self) -> bool {
+        PER_THREAD.iter().any(|suffix| self.name.to_bytes().ends_with(suffix))
     }
 
     /// Whether there is a driver's function of this name.
@@ -160,12 +224,15 @@ pub fn of_symbol(name: &CStr) -> Option<&'static Named> {
     ALL.iter().find(|named| named.name == name)
 }
 
-/// The function that cuGetProcAddress gives for this name and version: cuda.h maps the plain name
-/// to the newest form that the version has.
-fn of_version(name: &CStr, version: c_int) -> Option<&'static Named> {
-    let forms =
-        ALL.iter().filter(|named| named.plain() == name.to_bytes() && named.since <= version);
-    forms.max_by_key(|named| named.since)
+/// The function that cuGetProcAddress gives for this name, version and flags: cuda.h maps the plain
+/// name to the newest form that the version has, and to that of the stream which is asked for.
+fn of_version(name: &CStr, version: c_int, flags: u64) -> Option<&'static Named> {
+    let is_wanted = flags & PER_THREAD_FLAG != 0;
+    let forms = ALL.iter().filter(|named| {
+        let is_right = is_wanted || !named.is_per_thread();
+        is_right && named.plain() == name.to_bytes() && named.since <= version
+    });
+    forms.max_by_key(|named| (named.is_per_thread(), named.since))
 }
 
 /// # Safety
@@ -180,7 +247,7 @@ unsafe fn proc_address(
     // SAFETY: the caller's promise.
     let code = unsafe { below(symbol, function, version, flags) };
     // SAFETY: the driver has just read and written there.
-    unsafe { replace(code, symbol, function, version) }
+    unsafe { replace(code, symbol, function, version, flags) }
 }
 
 /// # Safety
@@ -196,7 +263,7 @@ unsafe fn proc_address_v2(
     // SAFETY: the caller's promise.
     let code = unsafe { below(symbol, function, version, flags, status) };
     // SAFETY: the driver has just read and written there.
-    unsafe { replace(code, symbol, function, version) }
+    unsafe { replace(code, symbol, function, version, flags) }
 }
 
 /// Puts the layer's function in the place of the one that the driver has answered.
@@ -208,6 +275,7 @@ unsafe fn replace(
     symbol: *const c_char,
     function: *mut *mut c_void,
     version: c_int,
+    flags: u64,
 ) -> CuResult {
     // SAFETY: the caller's promise.
     if code != SUCCESS || symbol.is_null() || function.is_null() || unsafe { (*function).is_null() }
@@ -215,7 +283,7 @@ unsafe fn replace(
         return code;
     }
     // SAFETY: as above.
-    if let Some(named) = of_version(unsafe { CStr::from_ptr(symbol) }, version) {
+    if let Some(named) = of_version(unsafe { CStr::from_ptr(symbol) }, version, flags) {
         // SAFETY: as above.
         unsafe { *function = named.instead_of(*function) };
     }
@@ -236,15 +304,24 @@ mod tests {
     fn of_version_when_a_call_has_forms_then_the_newest_that_the_version_has() {
         const PROC_ADDRESS: &CStr = c"cuGetProcAddress";
         const PROC_ADDRESS_V2: &CStr = c"cuGetProcAddress_v2";
-        let form = |name, version| of_version(name, version).map(|named| named.name);
+        let form = |name, version| of_version(name, version, 1).map(|named| named.name);
         let both = [11030, 12000].map(|version| form(PROC_ADDRESS, version));
         assert_eq!(both, [Some(PROC_ADDRESS), Some(PROC_ADDRESS_V2)]);
         let opens = [4000, 4010, 10020, 11000, 13000].map(|it| form(c"cuIpcOpenMemHandle", it));
         let (old, new) = (Some(c"cuIpcOpenMemHandle"), Some(c"cuIpcOpenMemHandle_v2"));
         assert_eq!(opens, [None, old, old, new, new]);
         assert_eq!([3010, 3020].map(|it| form(c"cuMemAlloc", it)), [None, Some(c"cuMemAlloc_v2")]);
-        assert!(
-            of_version(c"cuMemMap", 13000).is_some() && of_version(c"cuMemMa", 13000).is_none()
-        );
+        assert!(form(c"cuMemMap", 13000).is_some() && form(c"cuMemMa", 13000).is_none());
+    }
+
+    #[test]
+    fn of_version_when_the_threads_stream_is_asked_for_then_its_form_where_there_is_one() {
+        let form = |name, version, flags| of_version(name, version, flags).map(|it| it.name);
+        let copies = [0, 1, PER_THREAD_FLAG].map(|flags| form(c"cuMemcpyHtoD", 12000, flags));
+        let (legacy, threads) = (Some(c"cuMemcpyHtoD_v2"), Some(c"cuMemcpyHtoD_v2_ptds"));
+        assert_eq!(copies, [legacy, legacy, threads]);
+        assert_eq!(form(c"cuMemcpyHtoD", 6050, PER_THREAD_FLAG), legacy);
+        assert_eq!(form(c"cuMemcpyAsync", 7000, PER_THREAD_FLAG), Some(c"cuMemcpyAsync_ptsz"));
+        assert_eq!(form(c"cuMemAlloc", 12000, PER_THREAD_FLAG), Some(c"cuMemAlloc_v2"));
     }
 }

@@ -3,8 +3,8 @@
 //! alone, nor let a panic into it.
 //!
 //! **Layers** (tests/layers checks them): `asked, limits, result <- blocks, dynamic, records, say
-//! <- driver <- mapping, memory <- broker <- consume, produce <- malloc <- contexts, ipc, looks <-
-//! functions <- linker`.
+//! <- driver <- mapping, memory <- broker <- consume, produce <- malloc <- contexts, copies, ipc,
+//! looks <- functions <- linker`.
 //!
 //! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol,
 //! by dlsym ([`linker`]) or by cuGetProcAddress; for those in [`functions`] it gets the layer's.
@@ -27,6 +27,7 @@
 //! | cuIpcOpenMemHandle, cuIpcCloseMemHandle | a grant, imported and mapped; again in a context: the same address, counted |
 //! | cuPointerGetAttribute(s), cuMemGetAddressRange, cuMemRetainAllocationHandle | of a block what they answer for the driver's own memory ([`looks`]) |
 //! | cuCtxEnablePeerAccess, cuCtxDisablePeerAccess | the device reaches the blocks of the other context, or no longer |
+//! | cuMemcpy and its kin | the driver's; a block that it refuses because another device has it is brought in reach, and copied ([`copies`]) |
 //! | cuCtxDestroy, cuDevicePrimaryCtxRelease, ...Reset | the blocks of a context that is gone go with it |
 //!
 //! **An exported allocation lives as long as with the driver alone**: while the program has a
@@ -47,6 +48,7 @@ mod blocks;
 mod broker;
 mod consume;
 mod contexts;
+mod copies;
 mod driver;
 mod dynamic;
 mod functions;

@@ -1,6 +1,7 @@
 //! The names of cuda.h (CUDA 13.0) that the layer needs. Must never hold more.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::mem::{MaybeUninit, offset_of};
 
 /// `CUresult`.
 pub type CuResult = c_uint;
@@ -10,6 +11,8 @@ pub type CuMemHandle = c_ulonglong;
 pub type CuDevicePtr = u64;
 /// `CUcontext`, which the layer compares and gives back alone.
 pub type CuContext = usize;
+/// `CUstream`, which the layer passes on.
+pub type CuStream = usize;
 /// `CUipcMemHandle`, by value.
 pub type CuIpcHandle = [u8; 64];
 
@@ -87,6 +90,48 @@ pub struct CuMemAccessDesc {
     pub flags: c_int,
 }
 
+/// The begin of `CUDA_MEMCPY2D`: x, y, kind and host pointer of the source, its device pointer, array
+/// and pitch, and as much of the target.
+#[repr(C)]
+pub struct Copy2D {
+    _source: [MaybeUninit<u64>; 4],
+    source_device: CuDevicePtr,
+    _between: [MaybeUninit<u64>; 6],
+    target_device: CuDevicePtr,
+}
+
+/// The begin of `CUDA_MEMCPY3D`: as [`Copy2D`], with z and level of detail before the kind, and a
+/// reserved word and the height before and behind the pitch.
+#[repr(C)]
+pub struct Copy3D {
+    _source: [MaybeUninit<u64>; 6],
+    source_device: CuDevicePtr,
+    _between: [MaybeUninit<u64>; 10],
+    target_device: CuDevicePtr,
+}
+
+const _: () = assert!(offset_of!(Copy2D, source_device) == 32);
+const _: () = assert!(offset_of!(Copy2D, target_device) == 88);
+const _: () = assert!(offset_of!(Copy3D, source_device) == 48);
+const _: () = assert!(offset_of!(Copy3D, target_device) == 136);
+
+/// The device pointers of a copy, as they stand there: of host memory and arrays they say nothing.
+pub trait Ends {
+    fn ends(&self) -> [CuDevicePtr; 2];
+}
+
+impl Ends for Copy2D {
+    fn ends(&self) -> [CuDevicePtr; 2] {
+        [self.source_device, self.target_device]
+    }
+}
+
+impl Ends for Copy3D {
+    fn ends(&self) -> [CuDevicePtr; 2] {
+        [self.source_device, self.target_device]
+    }
+}
+
 pub type Create = unsafe extern "C" fn(
     *mut CuMemHandle,
     usize,
@@ -112,6 +157,11 @@ pub type Granularity =
     unsafe extern "C" fn(*mut usize, *const CuMemAllocationProp, c_int) -> CuResult;
 pub type Alloc = unsafe extern "C" fn(*mut CuDevicePtr, usize) -> CuResult;
 pub type Free = unsafe extern "C" fn(CuDevicePtr) -> CuResult;
+/// Host pointers, too, are 64 bits wide, and passed as addresses are.
+pub type Linear = unsafe extern "C" fn(CuDevicePtr, CuDevicePtr, usize) -> CuResult;
+pub type LinearAsync = unsafe extern "C" fn(CuDevicePtr, CuDevicePtr, usize, CuStream) -> CuResult;
+pub type CopyOf<T> = unsafe extern "C" fn(*const T) -> CuResult;
+pub type CopyOfAsync<T> = unsafe extern "C" fn(*const T, CuStream) -> CuResult;
 pub type AddressRange = unsafe extern "C" fn(*mut CuDevicePtr, *mut usize, CuDevicePtr) -> CuResult;
 pub type IpcGet = unsafe extern "C" fn(*mut CuIpcHandle, CuDevicePtr) -> CuResult;
 pub type IpcOpen = unsafe extern "C" fn(*mut CuDevicePtr, IpcHandle, c_uint) -> CuResult;
