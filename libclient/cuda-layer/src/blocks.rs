@@ -70,14 +70,25 @@ impl<L> Blocks<L> {
         self.by_base.len() >= BLOCKS_MOST
     }
 
-    /// Enters a block that its own device reaches. Which others are to reach it, too.
-    pub fn enter(&mut self, block: Block, origin: Origin<L>) -> Vec<c_int> {
+    /// Enters a block that these devices reach. Which others are to, because a peer was enabled
+    /// meanwhile.
+    pub fn enter(&mut self, block: Block, origin: Origin<L>, reached: &[c_int]) -> Vec<c_int> {
         if let Origin::Opened { name, .. } = &origin {
             self.opened.insert((*name, block.context), block.base);
         }
-        let others = self.others(&block);
         self.by_base.insert(block.base, (block, origin));
-        others
+        let mut devices = self.devices_of(block.context, block.device);
+        devices.retain(|device| !reached.contains(device));
+        devices
+    }
+
+    /// The devices that are to reach what a context has: its own, and those of its peers.
+    pub fn devices_of(&self, context: CuContext, device: c_int) -> Vec<c_int> {
+        let peers = self.peers.iter().filter(|peer| peer.of == context);
+        let mut devices: Vec<_> = peers.map(|peer| peer.device).chain([device]).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices
     }
 
     /// The block that an address lies in, as far as the program has asked for it.
@@ -152,9 +163,7 @@ impl<L> Blocks<L> {
     /// It does not any more; the blocks that its device reaches no longer.
     pub fn disable(&mut self, peer: Peer) -> Vec<Block> {
         self.peers.retain(|other| *other != peer);
-        let reaches = |block: &Block| {
-            block.device == peer.device || self.others(block).contains(&peer.device)
-        };
+        let reaches = |it: &Block| self.devices_of(it.context, it.device).contains(&peer.device);
         self.of_context(peer.of).into_iter().filter(|block| !reaches(block)).collect()
     }
 
@@ -173,15 +182,6 @@ impl<L> Blocks<L> {
     fn of_context(&self, context: CuContext) -> Vec<Block> {
         let blocks = self.by_base.values().map(|(block, _)| *block);
         blocks.filter(|block| block.context == context).collect()
-    }
-
-    fn others(&self, block: &Block) -> Vec<c_int> {
-        let peers = self.peers.iter().filter(|peer| peer.of == block.context);
-        let mut devices: Vec<_> = peers.map(|peer| peer.device).collect();
-        devices.retain(|device| *device != block.device);
-        devices.sort_unstable();
-        devices.dedup();
-        devices
     }
 }
 

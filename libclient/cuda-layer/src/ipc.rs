@@ -178,8 +178,9 @@ fn import(
     if code != SUCCESS {
         return Err(code);
     }
+    let devices = blocks().devices_of(context, device);
     let mapped = if driver::device_of(memory).is_some() {
-        mapping::map(memory, size_bytes, device)
+        mapping::map(memory, size_bytes, &devices)
     } else {
         let why = "cuIpcOpenMemHandle: the memory is on a GPU that this process does not see";
         once(News::NotOpened, why);
@@ -196,7 +197,7 @@ fn import(
         mapping::unmap(base, size_bytes);
         return Ok((faster, false));
     }
-    let others = blocks.enter(block, Origin::Opened { name, opens: 1, lease });
+    let others = blocks.enter(block, Origin::Opened { name, opens: 1, lease }, &devices);
     drop(blocks);
     let_reach(block, &others).map(|base| (base, true))
 }
@@ -242,7 +243,7 @@ pub unsafe fn close(pointer: CuDevicePtr) -> CuResult {
             if code == SUCCESS {
                 mapping::unmap(block.base, block.size_bytes);
             } else {
-                blocks().enter(block, origin);
+                blocks().enter(block, origin, &[]);
             }
             code
         }

@@ -82,9 +82,10 @@ fn make(asked_bytes: usize, context: CuContext, device: c_int) -> Option<CuDevic
         return None;
     }
     let made = make_twin().and_then(|twin| {
-        let mapped = mapping::map(handle, size_bytes, device).and_then(|base| {
+        let devices = blocks().devices_of(context, device);
+        let mapped = mapping::map(handle, size_bytes, &devices).and_then(|base| {
             let block = Block { base, size_bytes, asked_bytes, twin, context, device };
-            let others = blocks().enter(block, Origin::Made(handle));
+            let others = blocks().enter(block, Origin::Made(handle), &devices);
             let_reach(block, &others)
         });
         mapped.inspect_err(|_| _ = end_twin(twin))
@@ -139,7 +140,7 @@ pub unsafe fn free(pointer: CuDevicePtr) -> CuResult {
     if code == SUCCESS {
         end(block, handle);
     } else {
-        blocks().enter(block, Origin::Made(handle));
+        blocks().enter(block, Origin::Made(handle), &[]);
     }
     code
 }

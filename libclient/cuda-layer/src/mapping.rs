@@ -61,11 +61,15 @@ fn prop(device: c_int, kind: &Kind) -> CuMemAllocationProp {
     }
 }
 
-/// Maps memory at an address of its own, reached by one device.
+/// Maps memory at an address of its own, reached by these devices.
 ///
 /// # Errors
 /// The driver's, and nothing is left.
-pub fn map(handle: CuMemHandle, size_bytes: usize, device: c_int) -> Result<CuDevicePtr, CuResult> {
+pub fn map(
+    handle: CuMemHandle,
+    size_bytes: usize,
+    devices: &[c_int],
+) -> Result<CuDevicePtr, CuResult> {
     let base = reserve(size_bytes)?;
     // SAFETY: a range that was reserved just now, and a handle of the caller's.
     let mapped = driver::MAP.get().map(|map| unsafe { map(base, size_bytes, 0, handle, 0) });
@@ -73,7 +77,7 @@ pub fn map(handle: CuMemHandle, size_bytes: usize, device: c_int) -> Result<CuDe
         unreserve(base, size_bytes);
         return Err(mapped.unwrap_or(MISSING));
     }
-    match reach(base, size_bytes, &[device], true) {
+    match reach(base, size_bytes, devices, true) {
         SUCCESS => Ok(base),
         code => {
             unmap(base, size_bytes);

@@ -11,12 +11,12 @@ fn block(base: CuDevicePtr, context: CuContext, device: c_int) -> Block {
 }
 
 fn made(blocks: &mut Blocks<bool>, base: CuDevicePtr) -> Vec<c_int> {
-    blocks.enter(block(base, HERE, 0), Origin::Made(base + 2))
+    blocks.enter(block(base, HERE, 0), Origin::Made(base + 2), &[0])
 }
 
 fn opened(blocks: &mut Blocks<bool>, base: CuDevicePtr, context: CuContext) {
     let origin = Origin::Opened { name: NAME, opens: 1, lease: true };
-    assert_eq!(blocks.enter(block(base, context, 0), origin), vec![]);
+    assert_eq!(blocks.enter(block(base, context, 0), origin, &[0]), vec![]);
 }
 
 #[test]
