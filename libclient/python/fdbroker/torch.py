@@ -10,12 +10,13 @@ that PyTorch allocates with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``
 Must never copy where it says "the same bytes", nor let memory end while a message that names it is on its way.
 """
 
+import os
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from . import _abi, _native, _references, _state_dicts
+from . import _abi, _native, _references, _safetensors, _state_dicts
 from ._broker import Broker, ShapeLike
 from ._default import PerProcess, broker_at, default_broker
 from ._errors import Error, NotSupported, Stale
@@ -214,6 +215,45 @@ def get_state_dict(
     """
     got = (broker or default_broker()).get(name, **options)
     return StateDict(_state_dicts.unpack(got, readonly), got)
+
+
+# --- safetensors ---
+
+
+def load_safetensors(
+    files: _safetensors.Files, broker: Optional[Broker] = None, *, device: Optional[str] = None, prefix: Optional[str] = None,
+    populate: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, job: bool = False,
+    timeout: float = 600.0, progress: Optional[_safetensors.Progress] = None,
+) -> _safetensors.Weights:  # fmt: skip
+    """The tensors of safetensors files, once in memory for all processes of this user: a dict of views by name.
+
+    files: paths, which the first process reads and puts; the others wait for it. Or a text that ends in ``/``: what the names of
+    objects begin with that are there, such as ``fdbroker put model/ *.safetensors`` makes: the two are one thing.
+
+    device: ``cpu`` (None) or ``cuda:N``, to which the files go by a small buffer. prefix: what the names of the objects begin with,
+    each file's own follows; None: a name that no other file has, so that a file which was replaced is read anew. With a prefix the
+    objects that are there are taken as they are. populate: all pages are mapped now, by :meth:`fdbroker.Memory.populate`, so that the
+    first reading costs no faults. keep, pin, evictable, job: as of :meth:`fdbroker.Broker.put`; without keep or pin the names end with
+    the process that has read the files, and the tensors stay with those that have them. timeout: seconds to wait for another process's
+    reading. progress: is told the bytes that are read, and of how many; None: a line on stderr, if that is a terminal.
+
+    Host tensors are for reading, as those of :func:`get_state_dict`; one that its place in the file does not align is a copy.
+
+    Errors: :class:`~fdbroker.NoQuota` before a byte is read when there is no room for all; :class:`~fdbroker.InvalidArgument` for what
+    is no safetensors file, was cut, has holes, or changes while it is read; :class:`~fdbroker.NotSupported` for types that PyTorch has
+    not; :class:`~fdbroker.NotFound` for a prefix of no names; OSError of a path; others as of :meth:`fdbroker.Broker.get`.
+    """
+    broker = broker or default_broker()
+    if isinstance(files, str) and files.endswith("/"):
+        objects = _safetensors.get(broker, files, device, timeout, job)
+    else:
+        paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+        options = {"keep": keep, "pin": pin, "evictable": evictable, "job": job}
+        objects = _safetensors.load(broker, paths, prefix, device, timeout, progress, options)
+    if populate:
+        for one in objects:
+            one.populate()
+    return _safetensors.weights(objects)
 
 
 # --- torch.multiprocessing ---
