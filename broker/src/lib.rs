@@ -43,3 +43,9 @@ pub use settings::config::{self, ConfigError};
 pub use settings::preflight;
 pub use settings::{Environment, Host, Mode, Settings};
 pub use start::{RunError, run};
+
+/// The Rust code of docs/programming.md, compiled as a doc test: here, because the library's own
+/// crate stands alone outside this tree.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/programming.md")]
+mod programming {}

@@ -125,8 +125,3 @@ pub mod host {
     pub use crate::backend::host::HostMemory;
     pub use crate::backend::isolated::{IsolatedBuffer, IsolatedMemory};
 }
-
-/// The Rust code of docs/programming.md, compiled as a doc test.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/programming.md")]
-mod programming {}
