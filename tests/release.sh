@@ -1,0 +1,85 @@
+#!/bin/bash
+# What a release must be, beyond what tests/run.sh tests: crates that stand alone, licences, a build without a network. Ends with
+# `N passed, N failed`. Must never publish anything, nor build in the tree's own target folder.
+. "$(dirname "$(readlink -f "$0")")/common/start.sh"
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+case ${1-} in
+  '' | crates | vendored) ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/release.sh [crates | vendored]
+
+Some ten minutes on two cores, by hand before a release; a word runs one part:
+  crates     the four crates for crates.io are packaged together and built from their archives, outside this tree too; each has its
+             readme and licence texts; licences and origins of all crates
+  vendored   `cargo vendor`, then the programs and libraries are built without a network
+
+What is packed is what git has: commit first. Builds are in a folder that is removed (TMPDIR).
+HELP
+    exit 0 ;;
+  *) echo "tests/release.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+part=${1-} passed=0 failed=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export CARGO_TARGET_DIR=$work/target CARGO_INCREMENTAL=0
+check() { # NAME COMMAND...
+  local name=$1; shift
+  if "$@" > "$work/log" 2>&1; then passed=$((passed + 1)); echo "ok      $name"
+  else failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$work/log" | sed 's/^/        /'; fi
+}
+wanted() { [ -z "$part" ] || [ "$part" = "$1" ]; }
+
+crates=(level-zero-sys fdbroker-scm fdbroker-protocol fdbroker-client)
+# Verified against each other: cargo builds each from its archive, with the archives of those before.
+package() { cargo package --quiet "${crates[@]/#/-p=}"; }
+version=$(cargo metadata --format-version 1 --no-deps | python3 -c '
+import json, sys
+print(next(one["version"] for one in json.load(sys.stdin)["packages"] if one["name"] == "fdbroker-client"))')
+archive() { echo "$CARGO_TARGET_DIR/package/$1-$version.crate"; }
+# has_papers CRATE: readme and licence texts as files, and no path that leads out.
+has_papers() {
+  local files
+  files=$(tar -tzf "$(archive "$1")" | sed "s,^$1-$version/,,") || return 1
+  grep -qx README.md <<< "$files" && grep -q '^LICENSE' <<< "$files" || { echo "$files"; return 1; }
+  ! grep -rnE '(include_str|include_bytes|include)!\("\.\./\.\./|#\[path = "\.\./\.\./' "$work/alone/$1/src"
+}
+# A program of its own, in no workspace, with the archives in the place of crates.io's.
+alone() {
+  local one
+  mkdir -p "$work/alone/program/src" || return 1
+  for one in "${crates[@]}"; do
+    tar -xzf "$(archive "$one")" -C "$work/alone" && mv "$work/alone/$one-$version" "$work/alone/$one" || return 1
+  done
+  cp libclient/examples/producer.rs "$work/alone/program/src/main.rs"
+  {
+    printf '[package]\nname = "program"\nversion = "0.0.0"\nedition = "2024"\n[dependencies]\nfdbroker-client = "%s"\n' "$version"
+    echo '[patch.crates-io]'
+    for one in "${crates[@]}"; do echo "$one = { path = \"../$one\" }"; done
+    echo '[workspace]'
+  } > "$work/alone/program/Cargo.toml"
+  cargo build --quiet --manifest-path "$work/alone/program/Cargo.toml"
+}
+
+if wanted crates; then
+  check "licences, origins and bans of all crates" python3 tests/release/licences.py
+  check "the crates are packaged, and built from their archives" package
+  check "a program outside this tree is built with them" alone
+  for crate in "${crates[@]}"; do check "$crate has a readme and licence texts, and needs no file outside" has_papers "$crate"; done
+fi
+
+# In a network namespace where there is nothing: cargo could not fetch if it wanted to.
+vendored() {
+  local source=$work/vendored apart=(unshare --net)
+  [ "$(id -u)" = 0 ] || apart=(unshare --user --map-root-user --net)
+  git clone --quiet . "$source" && cd "$source" || return 1
+  mkdir .cargo && cargo vendor --quiet --locked vendor > .cargo/config.toml || return 1
+  "${apart[@]}" env CARGO_HOME="$work/home" CARGO_NET_OFFLINE=true \
+    cargo build --quiet --locked -p fdbroker -p fdbrokerd -p fdbroker-capi -p fdbroker-cuda-layer -p fdbroker-ze-layer
+}
+if wanted vendored; then check "programs and libraries are built from vendored crates, without a network" vendored; fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
