@@ -12,7 +12,7 @@ case ${1-} in
 usage: tests/release.sh [crates | vendored]
 
 Some ten minutes on two cores, by hand before a release; a word runs one part:
-  crates     the four crates for crates.io are packaged together and built from their archives, outside this tree too; each has its
+  crates     the public items of the library beside tests/release/public.txt; the four crates for crates.io are packaged together and built from their archives, outside this tree too; each has its
              readme and licence texts; licences and origins of all crates
   vendored   `cargo vendor`, then the programs and libraries are built without a network
 
@@ -65,6 +65,7 @@ alone() {
 
 if wanted crates; then
   check "licences, origins and bans of all crates" python3 tests/release/licences.py
+  check "public items are those of tests/release/public.txt (public.py --update after a change that is meant)" python3 tests/release/public.py
   check "the crates are packaged, and built from their archives" package
   check "a program outside this tree is built with them" alone
   for crate in "${crates[@]}"; do check "$crate has a readme and licence texts, and needs no file outside" has_papers "$crate"; done
@@ -75,7 +76,8 @@ vendored() {
   local source=$work/vendored apart=(unshare --net)
   [ "$(id -u)" = 0 ] || apart=(unshare --user --map-root-user --net)
   git clone --quiet . "$source" && cd "$source" || return 1
-  mkdir .cargo && cargo vendor --quiet --locked vendor > .cargo/config.toml || return 1
+  cargo vendor --quiet --locked vendor || return 1
+  mkdir .cargo && printf '[source.crates-io]\nreplace-with = "vendored"\n[source.vendored]\ndirectory = "vendor"\n' > .cargo/config.toml || return 1
   "${apart[@]}" env CARGO_HOME="$work/home" CARGO_NET_OFFLINE=true \
     cargo build --quiet --locked -p fdbroker -p fdbrokerd -p fdbroker-capi -p fdbroker-cuda-layer -p fdbroker-ze-layer
 }

@@ -125,3 +125,13 @@ pub mod host {
     pub use crate::backend::host::HostMemory;
     pub use crate::backend::isolated::{IsolatedBuffer, IsolatedMemory};
 }
+
+/// Programs share these between threads, or move them: a change that takes it away breaks them.
+const fn of_many_threads<T: Send + Sync>() {}
+const _: () = of_many_threads::<Client>();
+const _: () = of_many_threads::<Grant>();
+const _: () = of_many_threads::<Lease>();
+const _: () = of_many_threads::<Import>();
+const _: () = of_many_threads::<ImportCache>();
+const _: () = of_many_threads::<Exports>();
+const _: () = of_many_threads::<Object>();

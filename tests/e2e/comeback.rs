@@ -603,7 +603,7 @@ fn ranges_when_freed_in_an_outage_then_used_again_after_the_grace_time_and_the_l
         eventually("its drain", || arena.held_back_bytes() == left);
     }
     drop(other);
-    arena.alloc(3 * BLOCK_BYTES).expect("the whole arena");
+    drop(arena.alloc(3 * BLOCK_BYTES).expect("the whole arena"));
 }
 
 /// Every call says what the broker says to the library, which tries again and again.

@@ -41,7 +41,7 @@ fn take_early_when_each_is_sent_before_the_one_before_is_taken_then_the_right_by
             }
         };
         let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
-        assert_bytes(grant, index as u64 - 1);
+        drop(assert_bytes(grant, index as u64 - 1));
         before = next;
     }
     assert!(early > 0, "a credit was at hand");
@@ -104,6 +104,6 @@ fn take_early_when_the_broker_was_killed_then_not_connected_and_the_others_live_
     let lost = owner.client.take_early(early, patience()).expect_err("sent to the one before");
     assert_eq!(lost.code, ErrorCode::NotConnected);
     let consumer = broker.client("consumer");
-    assert_bytes(consumer.acquire(&taken.handle, patience()).expect("recalled"), 1);
+    drop(assert_bytes(consumer.acquire(&taken.handle, patience()).expect("recalled"), 1));
     owner.client.unregister(&taken).expect("it lives");
 }

@@ -36,7 +36,7 @@ fn acquire_when_the_job_is_at_its_cap_then_no_quota_names_it_and_release_cures_i
     assert_cap(&error, Resource::OpenLeases, Scope::Job, 2);
     grants.pop();
     let grant = clients[2].acquire(&owner.handle(0), patience()).expect("the second of two");
-    assert_bytes(grant, 0);
+    drop(assert_bytes(grant, 0));
 }
 
 /// The first is where clients look by default.
@@ -107,7 +107,10 @@ fn acquire_when_another_domain_waits_at_its_own_cap_then_not_delayed() {
         .collect();
     eventually("all wait", || parked(&broker) as usize == waiting.len());
     for _ in 0..100 {
-        assert_bytes(clients[1].acquire(&handle, patience()).expect("its domain has room"), 0);
+        drop(assert_bytes(
+            clients[1].acquire(&handle, patience()).expect("its domain has room"),
+            0,
+        ));
     }
     assert_eq!(parked(&broker) as usize, waiting.len());
     let error = Raw::connect(&socket_by(&broker, LISTENERS[0])).refusal(&handle);
@@ -131,7 +134,7 @@ fn acquire_when_an_idle_cache_of_another_has_all_leases_then_it_is_asked_and_giv
         grants.push(busy.acquire(&owner.handle(n), patience()).expect("room was made"));
     }
     for (grant, n) in grants.into_iter().zip(6..) {
-        assert_bytes(grant, n);
+        drop(assert_bytes(grant, n));
     }
     // What it gave back it imports again.
     let import = cache.import(&owner.handle(0), Access::Read, patience());
@@ -152,7 +155,7 @@ fn acquire_when_the_cache_of_another_has_leases_in_use_then_no_quota_names_it_un
     let error = Raw::connect(&broker.socket()).refusal(&owner.handle(2));
     assert_cap(&error, Resource::OpenLeases, Scope::Node, 2);
     drop(in_use);
-    assert_bytes(other.acquire(&owner.handle(2), patience()).expect("asked for again"), 2);
+    drop(assert_bytes(other.acquire(&owner.handle(2), patience()).expect("asked for again"), 2));
 }
 
 /// Has the daemon read these lines as its configuration; until it has said so.
@@ -180,7 +183,7 @@ fn reload_when_caps_are_lowered_then_what_can_go_goes_and_the_rest_as_it_is_give
     let error = Raw::connect(&broker.socket()).refusal(&owner.handle(9));
     assert_cap(&error, Resource::Fds, Scope::Node, 8);
     grants.truncate(1);
-    assert_bytes(client.acquire(&owner.handle(9), patience()).expect("below it again"), 9);
+    drop(assert_bytes(client.acquire(&owner.handle(9), patience()).expect("below it again"), 9));
     eventually("below its cap", || broker.status().uses.fds.now.get() <= 8);
 }
 

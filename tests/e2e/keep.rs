@@ -41,7 +41,7 @@ fn kept_when_its_owner_is_killed_then_it_works_and_is_its_users() {
     owner.kill();
     eventually("it is noticed", || broker.status().uses.connections.now.get() == 1);
 
-    assert_bytes(client.acquire(&handle, patience()).expect("it is kept"), 0);
+    drop(assert_bytes(client.acquire(&handle, patience()).expect("it is kept"), 0));
     let record = broker.admin().allocation(handle.id()).expect("it is kept");
     assert_eq!(record.owner_gone, 1);
     assert_eq!(record.state.get(), AllocationState::Resident as u32);

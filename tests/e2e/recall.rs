@@ -87,13 +87,13 @@ fn recall_when_unanswered_then_owner_silent_until_it_answers_again() {
     let client = broker.client("consumer");
     for index in held {
         let grant = client.acquire(&handles[index], patience()).expect("held");
-        assert_bytes(grant, index as u64);
+        drop(assert_bytes(grant, index as u64));
     }
 
     owner.go_on();
     for (index, handle) in handles.iter().enumerate() {
         let grant = eventually_ok("it answers again", || client.acquire(handle, patience()));
-        assert_bytes(grant, index as u64);
+        drop(assert_bytes(grant, index as u64));
     }
     drop((owner, client));
     broker.assert_nothing_left();
@@ -142,7 +142,7 @@ fn recall_when_answered_not_now_then_owner_silent_and_the_next_may_succeed() {
     let client = broker.client("consumer");
     let error = client.acquire(&handle, patience()).expect_err("not now");
     assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
-    assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0);
+    drop(assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0));
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn recall_when_the_callback_panics_then_only_that_recall_fails() {
     let client = broker.client("consumer");
     let error = client.acquire(&handle, patience()).expect_err("it panicked");
     assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
-    assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0);
+    drop(assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0));
 }
 
 /// A recall answered with an fd that is no such memory: refused, the consumer gets no such fd, and
@@ -391,7 +391,7 @@ fn acquire_when_the_recall_outlasts_the_deadline_then_again_and_the_late_fd_serv
 
     let recalls = recalled(&raw);
     supply(&raw, answer_to(&recalls[0]), &[blocks.export(0)]);
-    assert_bytes(client.acquire(&handle, patience()).expect("it has come"), 0);
+    drop(assert_bytes(client.acquire(&handle, patience()).expect("it has come"), 0));
     assert_eq!(broker.status().counters.recalls.get(), 1, "it was asked for once");
     drop((raw, client));
     broker.assert_nothing_left();

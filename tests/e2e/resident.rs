@@ -114,7 +114,7 @@ fn isolated_when_the_cap_is_full_of_such_then_no_quota_names_it_and_one_less_mak
         for (seed, buffer) in (turn..).zip(&buffers) {
             assert_reads(&consumer, buffer, seed);
         }
-        buffers.remove(0);
+        drop(buffers.remove(0));
         buffers.push(make(turn + CAP));
     }
     assert_eq!(broker.status().uses.held_fds.peak.get(), CAP, "the cap was kept");
@@ -133,7 +133,7 @@ fn isolated_when_bytes_are_at_their_cap_then_no_quota_names_it() {
     let status = error.status.expect("from the broker");
     assert_eq!(status.resource, Resource::HeldBytes as u8, "{error}");
     drop(buffers);
-    isolated(&client, 2, patience()).expect("room again");
+    drop(isolated(&client, 2, patience()).expect("room again"));
 }
 
 /// ATTACKS 51: 64 MiB under a cap of 4, written long after the broker has looked at them.

@@ -95,7 +95,7 @@ fn clients_when_the_broker_comes_back_then_connected_again_and_only_what_is_ende
     owner.register(0..3, |deposit| deposit);
     for index in 0..3 {
         let grant = owner.client.acquire(&owner.handle(3 + index), patience()).expect("anew");
-        assert_bytes(grant, index as u64);
+        drop(assert_bytes(grant, index as u64));
     }
     for handle in &old {
         assert_never_resolves(&owner.client, handle);
@@ -117,7 +117,7 @@ fn leases_when_of_before_a_restart_then_giving_them_back_touches_no_new_one() {
     let new = owner.client.acquire(&owner.handle(1), patience()).expect("anew");
     drop(old);
     // A round trip after it: what the drop might have sent has been read.
-    assert_bytes(owner.client.acquire(&owner.handle(1), patience()).expect("anew"), 0);
+    drop(assert_bytes(owner.client.acquire(&owner.handle(1), patience()).expect("anew"), 0));
     let leases: Vec<_> = broker.admin().leases().iter().map(|record| record.lease.get()).collect();
     assert!(leases.contains(&new.lease.number()), "{leases:?}");
 }

@@ -314,6 +314,7 @@ impl Registrant for Inner {
 /// Memory of an arena, in whole pages, writable here. Dropping it frees it: it is unregistered,
 /// every holder is told, and the range is used again when the last of them has released it.
 #[derive(Debug)]
+#[must_use = "dropping a buffer frees it"]
 pub struct HostBuffer {
     arena: Arc<Inner>,
     offset: usize,

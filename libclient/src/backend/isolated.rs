@@ -73,6 +73,7 @@ impl IsolatedMemory {
 /// Dropping it ends the registration by one message without an answer, every holder is told, and
 /// unmaps the memory here; consumers that have it mapped keep it until they release it.
 #[derive(Debug)]
+#[must_use = "dropping a buffer frees it"]
 pub struct IsolatedBuffer {
     // Field order is drop order: the memory goes before the connection.
     mapping: Mapping,

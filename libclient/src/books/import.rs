@@ -14,6 +14,7 @@ use std::os::fd::OwnedFd;
 /// The memory stays as long as it is open, whatever becomes of its owner; ask
 /// [`Imported::is_current`] whether it is still what it was.
 #[derive(Debug)]
+#[must_use = "dropping an import gives it back"]
 pub struct Imported<M> {
     // Field order is drop order: closed before the lease is given back.
     pub(crate) inheritable: Option<Inheritable>,

@@ -40,6 +40,7 @@ pub struct Group {
 #[error("{error}")]
 pub struct SealError {
     /// Why it is not sealed; see [`Group::seal`].
+    #[source]
     pub error: Error,
     /// The group, when it can be sealed again: after SEALED_BUSY it is as before; after EXISTS,
     /// VERSION and NO_QUOTA its host memory cannot be written any more.

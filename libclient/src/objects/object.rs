@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// them and of their clones is dropped. A child of fork(2) reads the bytes of host memory, too,
 /// whatever it drops; the lease is its parent's until it connects.
 #[derive(Clone, Debug)]
+#[must_use = "dropping the last clone gives it back"]
 pub struct Object(Arc<Inner>);
 
 /// One count for all of it: an object is cloned at each use of the cache.

@@ -33,6 +33,7 @@ pub struct WatchEvent {
 /// What nobody reads in time is lost, and so is what happens while there is no broker:
 /// [`ObjectEvent::Lost`] says so, and a list then tells how it stands.
 #[derive(Debug)]
+#[must_use = "dropping a watch ends it"]
 pub struct Watch {
     whose: Whose,
     queue: Arc<Queue>,

@@ -165,7 +165,7 @@ fn memory_when_its_maker_has_gone_then_its_size_is_proved_and_readers_have_its_b
     }
     drop(memory);
     let grant = consumer.acquire(&registered.handle, patience()).expect("granted");
-    assert_bytes(grant, 5);
+    drop(assert_bytes(grant, 5));
     drop((writable, owner, consumer));
     broker.assert_nothing_left();
 }

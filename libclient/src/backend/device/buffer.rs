@@ -20,6 +20,7 @@ use std::sync::Arc;
 /// (every holder is told) and frees it; consumers that have it open keep the memory until they let
 /// go. It keeps its client connected.
 #[derive(Debug)]
+#[must_use = "dropping a buffer frees it"]
 pub struct DeviceBuffer<D: MemoryDevice> {
     // Field order is drop order: the memory goes before the connection.
     memory: Arc<D::Memory>,
