@@ -6,6 +6,7 @@ Must never keep memory without a bound in time and bytes, nor hang the end of a 
 import ctypes
 import functools
 import math
+import os
 import threading
 import time
 import weakref
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from ._memory import Memory
 
 _PAGE = 4096
-_OPENED = b"\1"
+#: Bytes of a page for each pickle: a word that its reader writes, which stands in the pickle. One that is loaded late, when the place is
+#: another's, writes a word that this one does not wait for.
+_WORD = 8
 #: Seconds that a reader has to register or open a page.
 _PAGE_S = 5.0
 #: Between two looks whether a reader has come, when the process ends.
@@ -33,7 +36,7 @@ _LOOK_S = 0.005
 
 
 class _Page:
-    """Bytes that readers set, one for each pickle: its reference was opened."""
+    """Words that readers write, one for each pickle: its reference was opened."""
 
     def __init__(self, context: Context) -> None:
         pointer, handle = ctypes.c_void_p(), _abi.Handle()
@@ -42,7 +45,7 @@ class _Page:
         check(wait(_abi.lib.fdbroker_host_alloc, context.pointer, _abi.HOST_MEMORY["arena"], _PAGE, *results))
         self.handle = bytes(from_c(handle))
         self.bytes = (ctypes.c_char * _PAGE).from_address(pointer.value or 0)
-        self.free = list(range(_PAGE))
+        self.free = list(range(0, _PAGE, _WORD))
 
 
 class _Sent(NamedTuple):
@@ -53,10 +56,11 @@ class _Sent(NamedTuple):
     keeper: object
     page: _Page
     at: int
+    word: bytes
 
     @property
     def is_opened(self) -> bool:
-        return self.page.bytes[self.at] == _OPENED
+        return self.page.bytes[self.at : self.at + _WORD] == self.word
 
 
 class Transit:
@@ -73,7 +77,7 @@ class Transit:
         util.Finalize(None, _wait_for_readers, args=(weakref.ref(self),), exitpriority=100)
 
     def keep(self, context: Context, keeper: object, nbytes: int) -> Tuple[bytes, int]:
-        """Keeps what keeps memory of this connection: a page, and the byte of it that a reader sets."""
+        """Keeps what keeps memory of this connection: a page, and what :func:`opened` is to write where."""
         with self._lock:
             self._sweep()
             pages = self._pages.setdefault(context, [])
@@ -82,11 +86,11 @@ class Transit:
                 page = _Page(context)
                 pages.append(page)
             at = page.free.pop()
-            page.bytes[at] = b"\0"
-            self._sent.append(_Sent(time.monotonic() + self.seconds, nbytes, keeper, page, at))
+            word = os.urandom(_WORD)
+            self._sent.append(_Sent(time.monotonic() + self.seconds, nbytes, keeper, page, at, word))
             self._sweep()
             self._set_timer()
-            return page.handle, at
+            return page.handle, at + _PAGE * int.from_bytes(word, "little")
 
     def _sweep(self) -> None:
         """Lets go of what is over its time, and of the oldest beyond the bytes."""
@@ -151,7 +155,8 @@ def keep(context: Context, keeper: object, nbytes: int) -> Tuple[bytes, int]:
 def opened(broker: "Broker", page: bytes, at: int) -> None:
     """The reader has it."""
     with broker.open(page, writable=True) as there:
-        there.memoryview()[at : at + 1] = _OPENED
+        word, place = divmod(at, _PAGE)
+        there.memoryview()[place : place + _WORD] = word.to_bytes(_WORD, "little")
 
 
 def of_buffer(memory: "Memory", handle: bytes) -> Tuple[Callable[..., Any], Tuple[Any, ...]]:

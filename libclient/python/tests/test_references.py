@@ -6,7 +6,9 @@ import gc
 import io
 import multiprocessing
 import pickle
+import subprocess
 import sys
+import textwrap
 import time
 import unittest
 
@@ -128,6 +130,34 @@ class References(BrokerCase):
             began = time.monotonic()
             self.assertEqual(script(code, self.broker.socket, 0.2, path)[0], 0)
             self.assertLess(time.monotonic() - began, 20)
+
+    def test_reference_when_loaded_after_its_time_then_no_other_counts_as_loaded(self):
+        code = """
+            import fdbroker, pickle, sys, time
+            broker = fdbroker.connect(sys.argv[1])
+            fdbroker.set_transit(0.1)
+            first = broker.array(b"first")
+            late = pickle.dumps(first)
+            time.sleep(0.5)
+            fdbroker.set_transit(50)
+            second = broker.array(b"second")
+            print(late.hex(), pickle.dumps(second).hex(), flush=True)
+            sys.stdin.readline()
+            del second
+            """
+        owner = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), self.broker.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(owner.wait)
+        self.addCleanup(owner.kill)
+        late, second = (bytes.fromhex(one) for one in owner.stdout.readline().split())
+        self.assertEqual(bytes(pickle.loads(late).memoryview()[:5]), b"first")
+        owner.stdin.write("end\n")
+        owner.stdin.flush()
+        with self.assertRaises(subprocess.TimeoutExpired):
+            owner.wait(1)
+        self.assertEqual(bytes(pickle.loads(second).memoryview()[:6]), b"second")
+        self.assertEqual(owner.wait(SOON_S), 0)
 
     def test_copies_when_asked_for_then_refused_with_a_remedy(self):
         made = self.broker.array(b"x")
