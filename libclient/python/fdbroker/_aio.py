@@ -10,53 +10,122 @@ import ctypes
 import functools
 import itertools
 import os
+import queue
 import threading
 import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Optional, TypeVar
 
 from . import _abi
-from ._context import Context, Lease
-from ._errors import check
+from ._context import Context, Lease, ms
+from ._errors import TimedOut, check
 
 _Result = TypeVar("_Result")
-#: Threads for copies, for what a driver does, and for calls that the broker answers at once. Waits have none.
+#: Threads of each kind.
 _THREADS = 4
-#: Requests that a loop has under way with one broker: it lets a connection wait for 64 answers (limits.max_parked_per_client), and other
-#: threads need places, too. What is beyond waits here, for its turn.
+#: Requests that a loop has under way with one broker and that may wait there: it lets a connection wait for 64 answers
+#: (limits.max_parked_per_client), and other threads need places, too. What is beyond waits here, for its turn. As many again are under
+#: way that the broker answers at once.
 _UNDER_WAY = 24
 
 _lib = _abi.lib
-_executor: Optional[concurrent.futures.ThreadPoolExecutor] = None
 _lock = threading.Lock()
 
 
 def _forget() -> None:
-    global _executor, _lock
-    _executor, _lock = None, threading.Lock()
+    global _lock, answers, calls
+    _lock, answers, calls = threading.Lock(), Threads(), Threads()
     _loops.clear()
 
 
-def executor() -> concurrent.futures.ThreadPoolExecutor:
-    """The module's own threads, made when they are needed."""
-    global _executor
-    with _lock:
-        if _executor is None:
-            _executor = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="fdbroker")
-        return _executor
+#: Asks whether a call is to end: the number that stands in its text, 0 or 1. No function of Python's: when the interpreter ends, a thread that
+#: wants to run Python is ended where it is, and that must not be in the midst of the library.
+_is_stopped = ctypes.cast(ctypes.CDLL(None).atoi, _abi.Interrupt)
 
 
-async def run(call: Callable[[], _Result]) -> _Result:
-    """A call in a thread of the module's own. When the awaiting task is cancelled, what the call still gives is closed."""
-    future = asyncio.get_running_loop().run_in_executor(executor(), call)
+class _Work:
+    """A call for a thread. `stop` ends it where it waits, as at its deadline."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.call = call
+        self._text = ctypes.create_string_buffer(b"0")
+        self.future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
+
+    def stop(self) -> None:
+        self._text.raw = b"1\0"
+        self.future.cancel()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        # Anew for each call: one that was stopped would stop the next.
+        _lib.fdbroker_set_interrupt(_is_stopped, self._text)
+        try:
+            result = self.call()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
+class Threads:
+    """A few threads, made when they are needed. They end with the process, which does not wait for them."""
+
+    def __init__(self) -> None:
+        self._queue: "queue.SimpleQueue[_Work]" = queue.SimpleQueue()
+        self._count = 0
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, call: Callable[[], Any]) -> _Work:
+        work = _Work(call)
+        self._queue.put(work)
+        with _lock:
+            if not self._idle.acquire(blocking=False) and self._count < _THREADS:
+                self._count += 1
+                arguments = self._queue, self._idle
+                threading.Thread(target=_serve, args=arguments, name=f"fdbroker-{self._count}", daemon=True).start()
+        return work
+
+
+def _serve(works: "queue.SimpleQueue[_Work]", idle: threading.Semaphore) -> None:
+    """A thread: one call after the other."""
+    while True:
+        works.get().run()
+        idle.release()
+
+
+#: For the answers of requests, whose memory a driver may have to open, and what the broker answers at once.
+answers = Threads()
+#: For calls that copy and wait.
+calls = Threads()
+
+
+async def run(call: Callable[[float], _Result], timeout: Optional[float]) -> _Result:
+    """A call in a thread of the module's own, which is told how many seconds it has. When the awaiting task is cancelled, the call ends
+    where it waits, and what it still gives is closed. TimedOut where no thread was free in that time."""
+    loop, seconds = asyncio.get_running_loop(), ms(timeout) / 1000
+    until = loop.time() + seconds
+    work = calls.submit(lambda: call(max(until - loop.time(), 0.0)))
+    future = heard(asyncio.wrap_future(work.future, loop=loop))
     try:
+        done, _ = await asyncio.wait([future], timeout=seconds)
+        # One that has begun ends by its own clock.
+        if not done and work.future.cancel():
+            raise TimedOut(f"TIMED_OUT after {seconds:g} s: {_THREADS} other calls of this program, which copy or wait, came first")
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        future.add_done_callback(close_result)
+        work.future.add_done_callback(close_result)
+        work.stop()
         raise
 
 
-def close_result(future: "asyncio.Future[Any]") -> None:
+def heard(future: "asyncio.Future[_Result]") -> "asyncio.Future[_Result]":
+    """Of whose error asyncio is not to speak, when the awaiting task is gone."""
+    future.add_done_callback(lambda it: it.cancelled() or it.exception())
+    return future
+
+
+def close_result(future: "concurrent.futures.Future[Any]") -> None:
     """Gives up what nobody awaits any more."""
     if not future.cancelled() and future.exception() is None:
         getattr(future.result(), "close", lambda: None)()
@@ -78,6 +147,7 @@ class Loop:
         loop.add_reader(self._fd, _wake, weakref.ref(self))
         #: Of each connection: how many requests are under way, and who waits for a place.
         self.places: "weakref.WeakKeyDictionary[Context, Places]" = weakref.WeakKeyDictionary()
+        self.short_places: "weakref.WeakKeyDictionary[Context, Places]" = weakref.WeakKeyDictionary()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -125,6 +195,9 @@ def running() -> Loop:
     with _lock:
         found = _loops.get(loop)
         if found is None:
+            # What waited in a loop that is closed keeps it: nobody else would ever let it go.
+            for closed in [one for one in _loops if one.is_closed()]:
+                del _loops[closed]
             found = _loops[loop] = Loop(loop)
         return found
 
@@ -141,18 +214,24 @@ class Places:
         """All of them."""
         return self._free == 0
 
-    async def take(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def take(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
+        """Waits for a place until that time of the loop; then TimedOut."""
         if self._free > 0:
             self._free -= 1
             return
         turn = loop.create_future()
         self._queue.append(turn)
+        timer = loop.call_at(until, turn.cancel)
         try:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
                 self.give_back()
+            elif loop.time() >= until:
+                raise TimedOut(f"TIMED_OUT: {_UNDER_WAY} other requests of this event loop wait for the broker, and came first") from None
             raise
+        finally:
+            timer.cancel()
 
     def give_back(self) -> None:
         while self._queue:
@@ -164,8 +243,13 @@ class Places:
 
 
 def places(context: Context) -> Places:
-    """Those of the running loop with a connection."""
+    """Those of the running loop with a connection, for requests that may wait."""
     return running().places.setdefault(context, Places())
+
+
+def short_places(context: Context) -> Places:
+    """For those that the broker answers at once."""
+    return running().short_places.setdefault(context, Places())
 
 
 def is_done(code: int) -> bool:
@@ -177,12 +261,12 @@ def is_done(code: int) -> bool:
 
 
 async def request(
-    context: Context, owner: Lease, start: Callable[[Any], int], test: Callable[[ctypes.c_void_p], bool], in_thread: bool
+    taken: Places, until: float, owner: Lease, start: Callable[[Any], int], test: Callable[[ctypes.c_void_p], bool], in_thread: bool
 ) -> None:  # fmt: skip
-    """Waits for a request, by a call that starts it and one that tests it. `owner` has what it gives, before it is there, and keeps the
-    connection. `in_thread`: the test may open memory by a driver."""
-    here, taken = running(), places(context)
-    await taken.take(here.loop)
+    """Waits for a request, by a call that starts it and one that tests it; for one of the places until that time of the loop. `owner` has
+    what it gives, before it is there, and keeps the connection. `in_thread`: the test may open memory by a driver."""
+    here = running()
+    await taken.take(here.loop, until)
     under_way = ctypes.c_void_p()
     told = asyncio.Event()
     token = here.enter(told.set)
@@ -229,11 +313,12 @@ async def _in_thread(
 ) -> bool:  # fmt: skip
     """A test in a thread. A cancel leaves the request to that thread, with its owner: nobody else touches it meanwhile."""
     theirs, under_way.value = ctypes.c_void_p(under_way.value), None
-    future = executor().submit(_test, test, theirs)
+    work = answers.submit(functools.partial(_test, test, theirs))
+    future = heard(asyncio.wrap_future(work.future, loop=loop))
     try:
-        is_over = await asyncio.shield(asyncio.wrap_future(future, loop=loop))
+        is_over: bool = await asyncio.shield(future)
     except BaseException:
-        future.add_done_callback(functools.partial(_give_up, owner, theirs))
+        work.future.add_done_callback(functools.partial(_give_up, owner, theirs))
         raise
     under_way.value = theirs.value
     return is_over
@@ -243,4 +328,4 @@ def _give_up(_owner: Lease, under_way: ctypes.c_void_p, _future: Any) -> None:
     _lib.fdbroker_request_cancel(under_way)
 
 
-__all__ = ["Loop", "close_result", "executor", "is_done", "places", "request", "run", "running"]
+__all__ = ["Loop", "Places", "answers", "close_result", "heard", "is_done", "places", "request", "run", "running", "short_places"]

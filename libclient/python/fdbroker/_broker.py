@@ -4,18 +4,19 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
-from . import _abi, _aio, _gets, _groups, _objects
-from ._context import Context, Lease, free, give_back, ms, open_context
+from . import _abi, _aio, _gets, _groups, _objects, _opens
+from ._context import Context, Lease, free, ms, open_context
 from ._errors import Again, Closed, Error, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
-from ._memory import Buffer, View, layout
+from ._memory import Buffer, View
 from ._notices import News, Notices
 from ._objects import Object, ObjectInfo
-from ._types import DType, count_of, dtype_of, shape_of
+from ._types import DType, bytes_of, dtype_of, shape_of
 from ._waits import wait
 from ._watches import Watch
 
@@ -87,7 +88,7 @@ class Broker:
         is missing), :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.Internal` (no memory left).
         """
         sizes, element = shape_of(shape), dtype_of(dtype)
-        nbytes = count_of(sizes) * element.itemsize
+        nbytes = bytes_of(sizes, element)
         pointer, handle = ctypes.c_void_p(), _abi.Handle()
         results = ms(timeout), ctypes.byref(pointer), ctypes.byref(handle)
         place = parse_device(device)
@@ -155,7 +156,7 @@ class Broker:
         wanted, imported = to_c(handle), _abi.Import()
         context = self._live().take()
         try:
-            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, imported, "pin"))
+            lease = _opens.lease_of(context, imported)
             flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
             if device == "cpu" and Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
                 raise ValueError("device is cpu, and this memory is of a GPU; say cuda:N, or no device for the GPU that it is on")
@@ -168,7 +169,7 @@ class Broker:
                     f"device is {device}, and this connection has the memory open on {place[0]}:{place[1]} already; close that, or "
                     "use a connection of its own for each device (fdbroker.connect)"
                 )
-            return _view(context, lease, imported, handle, shape, dtype, place, writable)
+            return _opens.view(context, lease, imported, handle, shape, dtype, place, writable)
         finally:
             context.give_back()
 
@@ -378,30 +379,23 @@ class Broker:
     ) -> View:  # fmt: skip
         """:meth:`open`, awaited. A driver opens GPU memory in a thread of this package."""
         if device is not None or Handle(handle).kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
-            opens = functools.partial(self.open, handle, shape, dtype, writable=writable, timeout=timeout, device=device)
-            return await _aio.run(opens)
-        wanted, imported = to_c(handle), _abi.Import()
+            opens = functools.partial(self.open, handle, shape, dtype, writable=writable, device=device)
+            return await _aio.run(lambda left: opens(timeout=left), timeout)
         context = self._live().take()
         try:
-            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, imported, "pin"))
-            flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
-            start = functools.partial(_abi.lib.fdbroker_import_start, context.pointer, 1, ctypes.byref(wanted), flags, ms(timeout))
-
-            def test(under_way: ctypes.c_void_p) -> bool:
-                return _aio.is_done(_abi.lib.fdbroker_import_test(under_way, ctypes.byref(imported), None))
-
-            await _aio.request(context, lease, start, test, False)
-            return _view(context, lease, imported, handle, shape, dtype, None, writable)
+            return await _opens.open_host(context, handle, shape, dtype, writable, timeout)
         finally:
             context.give_back()
 
     async def aput(self, name: str, value: Any, **options: Any) -> int:
-        """:meth:`put`, awaited: a thread of this package copies. A cancel leaves it to that thread, which may still put it."""
-        return await _aio.run(functools.partial(self.put, name, value, **options))
+        """:meth:`put`, awaited: a thread of this package copies. A cancel ends it where it waits; it may be put by then."""
+        timeout = options.pop("timeout", TIMEOUT_S)
+        return await _aio.run(lambda left: self.put(name, value, timeout=left, **options), timeout)
 
     async def aempty(self, *arguments: Any, **options: Any) -> Buffer:
         """:meth:`empty`, awaited, in a thread of this package. What comes after a cancel is closed."""
-        return await _aio.run(functools.partial(self.empty, *arguments, **options))
+        timeout = options.pop("timeout", TIMEOUT_S)
+        return await _aio.run(lambda left: self.empty(*arguments, timeout=left, **options), timeout)
 
     # --- the connection ---
 
@@ -481,8 +475,9 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if getattr(self, "_lock", None) is not None:
+    def __del__(self, _sys: Any = sys) -> None:
+        # Once the interpreter takes its modules down, what a broker needs may be gone; the process's end ends the rest.
+        if _sys.meta_path is not None and getattr(self, "_lock", None) is not None:
             self.close()
 
     def __repr__(self) -> str:
@@ -494,17 +489,6 @@ def _choice(what: str, choices: Dict[str, int], value: str) -> int:
     if value not in choices:
         raise ValueError(f"{what} is {value!r}; it is one of {', '.join(choices)}")
     return choices[value]
-
-
-def _view(
-    context: Context, lease: Lease, imported: _abi.Import, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike],
-    dtype: Any, place: Optional[Tuple[str, int]], writable: bool,
-) -> View:  # fmt: skip
-    sizes, element = layout(imported.size_bytes, shape, dtype)
-    view = View(context, lease, imported.ptr or 0, imported.size_bytes, sizes, element, device=place, writable=writable)
-    # A copy: the library zeroes the struct that is given back.
-    view._import, view._handle = _abi.Import.from_buffer_copy(imported), bytes(handle)
-    return view
 
 
 def connect(

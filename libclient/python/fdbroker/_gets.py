@@ -4,6 +4,7 @@ Must never let one that waits keep another from its object, nor show an object's
 """
 
 import asyncio
+import concurrent.futures
 import ctypes
 import functools
 import weakref
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ._objects import Object
 
 _NO_WAIT = 4096
+#: Seconds that a question has for its turn, though the time of its caller is over: as with a timeout of 0.
+_LEAST_S = 0.1
 #: Seconds that the broker has to begin a watch.
 _WATCH_S = 5.0
 
@@ -29,6 +32,8 @@ class Names:
         self._context, self._job, self._here = context, job, here
         self._awaited: Dict[str, Set[asyncio.Event]] = {}
         self._watch: "Optional[asyncio.Future[Watch]]" = None
+        # What the thread that opens it has.
+        self._opening: "Optional[concurrent.futures.Future[Watch]]" = None
 
     @property
     def is_open(self) -> bool:
@@ -41,28 +46,36 @@ class Names:
         self._awaited.setdefault(name, set()).add(changed)
         return changed
 
-    async def opened(self) -> None:
-        """Returns when there is a watch. Errors: those of a watch."""
+    async def opened(self, within: float) -> None:
+        """Returns when there is a watch. Errors: those of a watch, TimedOut."""
         if self._watch is None:
-            self._watch = asyncio.ensure_future(self._open())
-        await asyncio.shield(self._watch)
+            self._open()
+        assert self._watch is not None, "begun just now"
+        watch = self._watch
+        if not (await asyncio.wait([watch], timeout=within))[0]:
+            raise TimedOut("TIMED_OUT: the broker has begun no watch")
+        watch.result()
 
     def leave(self, name: str, changed: asyncio.Event) -> None:
         waiting = self._awaited[name]
         waiting.discard(changed)
         if not waiting:
             del self._awaited[name]
-        if not self._awaited and self._watch is not None:
-            if not self._watch.get_loop().is_closed():
-                self._watch.add_done_callback(_aio.close_result)
-            self._watch = None
+        if not self._awaited and self._opening is not None:
+            self._opening.add_done_callback(_aio.close_result)
+            self._watch = self._opening = None
 
-    async def _open(self) -> Watch:
+    def _open(self) -> None:
         context, here = self._context(), self._here()
         assert context is not None and here is not None, "a get holds the one, and runs in the other"
-        watch = await _aio.run(lambda: Watch(context, "", self._job, _WATCH_S))
-        watch.tell(here, functools.partial(self._read, watch))
-        return watch
+        self._opening = _aio.answers.submit(functools.partial(Watch, context, "", self._job, _WATCH_S)).future
+        self._watch = _aio.heard(asyncio.wrap_future(self._opening, loop=here.loop))
+        self._watch.add_done_callback(functools.partial(self._opened, weakref.ref(here)))
+
+    def _opened(self, here: "weakref.ref[_aio.Loop]", watch: "asyncio.Future[Watch]") -> None:
+        loop = here()
+        if watch is self._watch and loop is not None and not watch.cancelled() and watch.exception() is None:
+            watch.result().tell(loop, functools.partial(self._read, watch.result()))
 
     def _read(self, watch: Watch) -> None:
         try:
@@ -102,7 +115,7 @@ async def get(
     names = _names_of(context, job)
 
     async def ask(flags: int) -> "Object":
-        return await _request(context, name, job, device, max(until - clock(), 0), flags)
+        return await _request(context, name, job, device, until, flags)
 
     async def look() -> "Object":
         """Asks the broker for what is there now. What else is in the way, such as a full cap, it may wait for."""
@@ -117,7 +130,7 @@ async def get(
 
     ms(timeout)
     # Where many ask, each does so once, with a watch.
-    if timeout == 0 or not (names.is_open or _aio.places(context).are_taken):
+    if timeout == 0 or not (names.is_open or _aio.short_places(context).are_taken):
         try:
             return await look()
         except (NotFound, NotSealed):
@@ -125,15 +138,16 @@ async def get(
                 raise
     changed = names.enter(name)
     try:
+        look_again = look
         try:
-            await names.opened()
+            await names.opened(max(until - clock(), 0))
         except Error:
             # As many watches as there may be: one of a few places.
-            return await ask(0)
+            look_again = functools.partial(ask, 0)
         while True:
             changed.clear()
             try:
-                return await look()
+                return await look_again()
             except (NotFound, NotSealed) as error:
                 if clock() >= until:
                     raise TimedOut(f"TIMED_OUT after {seconds:g} s: {error}") from None
@@ -147,17 +161,24 @@ async def get(
 
 
 async def _request(
-    context: Context, name: str, job: bool, device: Optional[Tuple[str, int]], timeout: float, flags: int
+    context: Context, name: str, job: bool, device: Optional[Tuple[str, int]], until: float, flags: int
 ) -> "Object":  # fmt: skip
     taken = (_objects._Object * 1)()
     taken[0].struct_size = ctypes.sizeof(_objects._Object)
     options = _objects.at_device(_objects._options(job, flags), device)
     lease = _objects._lease(context, taken[0])
-    arguments = context.pointer, 1, _objects._names([name]), ctypes.byref(options), ms(timeout)
-    start = functools.partial(_objects.function("get_start"), *arguments)
+    arguments = context.pointer, 1, _objects._names([name]), ctypes.byref(options)
+    places = _aio.short_places if flags & _NO_WAIT else _aio.places
+    clock = asyncio.get_running_loop().time
+
+    def start(under_way: object) -> int:
+        # When it has its place.
+        code: int = _objects.function("get_start")(*arguments, ms(max(until - clock(), 0)), under_way)
+        return code
 
     def test(under_way: ctypes.c_void_p, lease: object = lease) -> bool:
         return _aio.is_done(_objects.function("get_test")(under_way, taken))
 
-    await _aio.request(context, lease, start, test, True)
+    # What is asked at the end of its time is asked all the same.
+    await _aio.request(places(context), max(until, clock() + _LEAST_S), lease, start, test, True)
     return _objects._object(context, name, job, taken[0], lease)

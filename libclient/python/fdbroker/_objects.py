@@ -13,7 +13,7 @@ from . import _abi
 from ._context import Context, Lease, give_back, ms
 from ._errors import Error, NotFound, NotSupported, VersionChanged, check
 from ._memory import Memory
-from ._types import DType, Shape, count_of, dtype_of, shape_of
+from ._types import DType, Shape, bytes_of, count_of, dtype_of, shape_of
 from ._waits import wait
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _source(value: Any) -> Tuple[Any, Shape, DType]:
     if isinstance(value, Memory):
         view = value.memoryview()
         return view[: count_of(value.shape) * dtype_of(value.dtype).itemsize], value.shape, dtype_of(value.dtype)
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, (bytes, bytearray)) or (isinstance(value, memoryview) and value.format in ("B", "b", "c") and value.ndim == 1):
         flat = memoryview(value).cast("B")
         return flat, (len(flat),), dtype_of("uint8")
     import numpy
@@ -285,7 +285,7 @@ def _address(source: Any) -> Tuple[Any, int]:
 def describe(item: _New, name: str, shape: Shape, dtype: DType, own: bytes, expect: Optional[int]) -> Any:
     """Says what an object is to be; what must be kept until it is made."""
     named, about = _checked(name), _metadata(shape, dtype, own)
-    item.struct_size, item.name, item.size_bytes = ctypes.sizeof(_New), named, count_of(shape) * dtype.itemsize
+    item.struct_size, item.name, item.size_bytes = ctypes.sizeof(_New), named, bytes_of(shape, dtype)
     item.metadata, item.metadata_bytes = ctypes.cast(ctypes.c_char_p(about), c_void_p), len(about)
     if expect is not None:
         item.expect, item.flags = expect, _EXPECT

@@ -53,11 +53,6 @@ class PrivateBroker(Broker):
             _end(self._child)
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __del__(self) -> None:
-        # When the interpreter ends and this module is gone, the broker sees it by its pipe.
-        if os is not None:
-            super().__del__()
-
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
     # By name: forked children may have the pipe open, too.

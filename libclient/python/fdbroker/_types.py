@@ -4,6 +4,7 @@ Must never import numpy, unless the program hands in one of its types, or a name
 """
 
 import ast
+import operator
 from typing import Any, List, NamedTuple, Tuple, Union
 
 Shape = Tuple[int, ...]
@@ -86,13 +87,23 @@ def numpy_dtype(dtype: DType) -> Any:
 
 
 def shape_of(shape: Union[int, Tuple[int, ...], List[int]]) -> Shape:
-    """A tuple of non-negative ints."""
-    if isinstance(shape, (str, bytes)):
-        raise TypeError(f"shape is {shape!r}; it is an int or a tuple of ints")
-    numbers = tuple(int(n) for n in ((shape,) if isinstance(shape, int) else shape))
+    """A tuple of non-negative ints, numpy's included."""
+    try:
+        sizes = [shape] if hasattr(shape, "__index__") else list(shape)  # type: ignore[arg-type]
+        numbers = tuple(operator.index(n) for n in sizes)
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}; it is an int or a tuple of ints") from None
     if any(n < 0 for n in numbers):
         raise ValueError(f"shape {numbers}: sizes are 0 or more")
     return numbers
+
+
+def bytes_of(shape: Shape, dtype: DType) -> int:
+    """Of all elements. ValueError for more than any memory has."""
+    nbytes = count_of(shape) * dtype.itemsize
+    if nbytes >= 1 << 63:
+        raise ValueError(f"shape {shape} of {dtype.name} has {nbytes} bytes, more than any memory")
+    return nbytes
 
 
 def count_of(shape: Shape) -> int:

@@ -26,13 +26,19 @@ class WatchEvent(NamedTuple):
     kind: str
     #: Empty for ``lost``.
     name: str
-    #: That was sealed, or was replaced or is gone; 0 of one that was being made. For ``lost``: how many events, 0: nobody knows.
+    #: Of the version that has the name now, or that is gone; 0 of one that was being made. For ``lost``: how many events, 0: nobody knows.
     version: int
 
 
 def _close(_context: int, watch: object, *, close: Any = _objects._declarations["watch_close"]) -> None:
     # With nothing of this module, which may be gone when the interpreter ends.
     close(watch)
+
+
+def _leave(here: "weakref.ref[_aio.Loop]", token: int) -> None:
+    found = here()
+    if found is not None:
+        found.leave(token)
 
 
 class Watch:
@@ -117,7 +123,8 @@ class Watch:
     def tell(self, here: "_aio.Loop", act: Callable[[], None]) -> None:
         """Has the loop call `act` when there is something new after :meth:`next` has found nothing, and once now."""
         token = here.enter(act)
-        self._leaves.append(functools.partial(here.leave, token))
+        # A loop that is closed is not kept by what was told of in it.
+        self._leaves.append(functools.partial(_leave, weakref.ref(here), token))
         check(_objects.function("watch_tell")(self._watch, here.due, token))
 
     def close(self) -> None:

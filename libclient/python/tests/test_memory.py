@@ -65,6 +65,24 @@ class Host(BrokerCase):
         self.assertEqual(self.broker.empty(1, "f4").dtype, "float32")
 
     @needs_numpy
+    def test_shape_when_no_memory_is_so_large_or_it_is_no_whole_number_then_refused(self):
+        for shape in (2**62 + 1024, (2**32, 2**32 + 1)):
+            with self.assertRaisesRegex(ValueError, "more than any memory"):
+                self.broker.empty(shape, "float32")
+            with self.assertRaisesRegex(ValueError, "more than any memory"):
+                self.broker.create({"large": (shape, "float32")})
+        for shape in ((2, 3.7), "12", None, [b"1"]):
+            with self.assertRaisesRegex(TypeError, "an int or a tuple of ints"):
+                self.broker.empty(shape)
+
+    @needs_numpy
+    def test_shape_when_of_numpy_then_as_pythons(self):
+        self.assertEqual(self.broker.empty(numpy.prod((3, 4))).shape, (12,))
+        source = numpy.arange(6, dtype="float32").reshape(2, 3)
+        self.broker.put("typed", memoryview(source))
+        got = self.broker.get("typed")
+        self.assertEqual((got.shape, got.dtype), ((2, 3), "float32"))
+
     def test_dtype_when_it_has_no_fixed_size_then_type_error_says_so(self):
         for dtype in (object, "S", "U", numpy.dtype([("o", object)]), None, "no such type", numpy.dtype(("f4", (2,)))):
             with self.subTest(dtype=dtype), self.assertRaises(TypeError):

@@ -2,18 +2,21 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import os
 import random
 import signal
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 import unittest
 
 import fdbroker
-from support import SOON_S, BrokerCase, open_fds, script
+from support import SOON_S, BrokerCase, open_fds, run_program, script
 
 #: Ten times what a stop may take.
 AT_ONCE_S = 0.1
@@ -224,7 +227,7 @@ class Native(BrokerCase):
         before = threading.active_count()
         threads, got = asyncio.run(main(), debug=True)
         self.assertEqual(got, [b"%d" % number for number in range(199)])
-        self.assertLessEqual(threads, before + 4)
+        self.assertLessEqual(threads, before + 8)
 
     def test_agets_when_ten_thousand_wait_then_they_cost_memory_and_no_threads(self):
         async def main():
@@ -234,10 +237,10 @@ class Native(BrokerCase):
             await asyncio.sleep(0)
             # One that is there does not wait for those that are not.
             self.broker.put("there", b"now")
-            self.assertEqual(bytes((await asyncio.wait_for(self.other.aget("there"), SOON_S)).memoryview()), b"now")
+            self.assertEqual(bytes((await asyncio.wait_for(self.other.aget("there", timeout=SOON_S), SOON_S)).memoryview()), b"now")
             self.broker.put("many/9999", b"last")
             self.assertEqual(bytes((await asyncio.wait_for(tasks[9999], SOON_S)).memoryview()), b"last")
-            self.assertLessEqual(threading.active_count(), before + 4)
+            self.assertLessEqual(threading.active_count(), before + 8)
             self.assertLess(open_fds(), fds + 16)
             began = time.monotonic()
             for task in tasks:
@@ -321,6 +324,91 @@ class Native(BrokerCase):
 
         self.assertEqual(asyncio.run(main()), {b"later"})
 
+    def test_aopens_when_their_owner_is_stopped_then_others_open_what_is_there(self):
+        text = """
+        import fdbroker, sys
+        owner = fdbroker.connect(sys.argv[1])
+        made = [owner.array(b"1" * 4096) for _ in range(30)]
+        print(" ".join(bytes(one.handle).hex() for one in made), flush=True)
+        sys.stdin.read()
+        """
+        owner = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(text), self.broker.socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.addCleanup(owner.wait)
+        self.addCleanup(owner.kill)
+        silent = [bytes.fromhex(one) for one in owner.stdout.readline().split()]
+        good = self.broker.array(b"good")
+        self.broker.put("there", b"x" * 5000)
+        os.kill(owner.pid, signal.SIGSTOP)
+        run_program(self.broker, "evict", f"pid:{owner.pid}")
+
+        async def main():
+            waiting = [asyncio.ensure_future(self.other.aopen(handle, timeout=SOON_S)) for handle in silent]
+            await asyncio.sleep(0.3)
+            opened = await self.other.aopen(good.handle, timeout=5)
+            got = await self.other.aget("there", timeout=5)
+            with self.assertRaises(fdbroker.TimedOut):
+                await self.other.aget("never", timeout=0.5)
+            with self.assertRaises(fdbroker.TimedOut):
+                await self.other.aopen(silent[0], timeout=0.5)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            return bytes(opened.memoryview()[:4]), got.nbytes
+
+        began = time.monotonic()
+        self.assertEqual(asyncio.run(main()), (b"good", 5000))
+        self.assertLess(time.monotonic() - began, SOON_S / 2)
+
+    def test_aget_when_cancelled_at_any_moment_then_no_word(self):
+        status, out, err = script(
+            """
+            import asyncio, fdbroker, sys
+            broker = fdbroker.connect(sys.argv[1])
+            async def main():
+                for turn in range(100):
+                    tasks = [asyncio.ensure_future(broker.aget(f"never/{number}", timeout=5)) for number in range(20)]
+                    await asyncio.sleep(0.0003 * (turn % 8))
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+            asyncio.run(main())
+            """,
+            self.broker.socket,
+        )
+        self.assertEqual((status, out, err), (0, "", ""))
+
+    def test_loops_when_closed_with_waits_of_each_kind_then_no_fd_is_left(self):
+        watch, notices = self.other.watch("never/"), self.other.notices()
+
+        def pending():
+            async def begin():
+                for _ in range(3):
+                    asyncio.ensure_future(self.other.aget("never", timeout=SOON_S))
+                await asyncio.sleep(0.01)
+
+            loop = asyncio.new_event_loop()
+            loop.set_exception_handler(lambda *_: None)
+            loop.run_until_complete(begin())
+            loop.close()
+
+        def follow(source):
+            async def one():
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(source.__anext__(), 0.002)
+
+            return lambda: asyncio.run(one())
+
+        for once in (pending, follow(watch), follow(notices)):
+            once()
+            gc.collect()
+            before = open_fds()
+            for _ in range(30):
+                once()
+            # Those of the last one or two go when the next one comes; threads may have the last answers in hand.
+            self.eventually(lambda: gc.collect() >= 0 and open_fds() < before + 10)
+
     def test_loops_when_many_come_and_go_then_no_fd_is_left(self):
         self.broker.put("here", b"x")
 
@@ -341,6 +429,69 @@ class Native(BrokerCase):
             return open_fds() <= before
 
         self.eventually(are_gone)
+
+
+class NativeAtCaps(BrokerCase):
+    """What waits for room, or for an owner, and what does not."""
+
+    options = {"max_fds": 24, "settings": {"limits.recall_timeout_ms": 600000}}
+
+    def fill(self):
+        full = []
+        with contextlib.suppress(fdbroker.NoQuota):
+            while True:
+                full.append(self.broker.empty(4096, memory="isolated", timeout=0))
+        return full
+
+    def test_aputs_when_they_wait_for_room_then_agets_and_their_times_are_their_own(self):
+        self.broker.put("there", b"x" * 5000)
+        full = self.fill()
+
+        async def timed(call, error):
+            began = time.monotonic()
+            with self.assertRaises(error):
+                await call
+            return time.monotonic() - began
+
+        async def main():
+            waiting = [asyncio.ensure_future(self.other.aput(f"put/{n}", b"x" * 100, timeout=SOON_S)) for n in range(8)]
+            await asyncio.sleep(0.3)
+            took = await asyncio.gather(
+                timed(self.other.aget("never", timeout=0.5), fdbroker.TimedOut), timed(self.other.aget("never", timeout=0), fdbroker.NotFound),
+                timed(self.other.aput("late", b"x" * 100, timeout=0.5), fdbroker.TimedOut),
+            )  # fmt: skip
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            # The threads are free at once, though those calls had a minute.
+            full.clear()
+            gc.collect()
+            return took, await asyncio.wait_for(self.other.aput("after", b"x" * 100, timeout=SOON_S), SOON_S)
+
+        took, version = asyncio.run(main())
+        self.assertTrue(all(one < 5 for one in took) and version > 0, took)
+
+    def test_process_when_ctrl_c_stops_a_call_in_a_thread_then_it_ends(self):
+        for call in ('aput("n", b"x" * 100, timeout=None)', 'aempty(4096, memory="isolated", timeout=None)'):
+            status, out, err = script(
+                f"""
+                import asyncio, fdbroker, os, signal, sys, threading
+                broker, full = fdbroker.private_broker(max_fds=24), []
+                try:
+                    while True:
+                        full.append(broker.empty(4096, memory="isolated", timeout=0))
+                except fdbroker.NoQuota:
+                    pass
+                async def main():
+                    await broker.{call}
+                threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+                try:
+                    asyncio.run(main())
+                except KeyboardInterrupt:
+                    print("stopped")
+                """
+            )
+            self.assertEqual((status, out, err), (0, "stopped\n", ""))
 
 
 class Watches(BrokerCase):
