@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi, _aio, _gets, _groups, _objects, _opens
-from ._context import Context, Lease, free, ms, open_context
+from ._context import Context, Lease, free, ms, open_context, sweep
 from ._errors import Again, Closed, Error, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
@@ -418,6 +418,7 @@ class Broker:
 
     def flush(self, timeout: Optional[float] = TIMEOUT_S) -> None:
         """Returns when the broker has heard of all that was given back. Errors: TimedOut, NotConnected."""
+        sweep()
         self._call(_abi.lib.fdbroker_flush, ms(timeout))
 
     def stats(self) -> Dict[str, int]:
@@ -429,6 +430,7 @@ class Broker:
     def empty_cache(self) -> int:
         """Closes all memory of others that the library keeps open though nobody uses it; how many pieces."""
         closed = ctypes.c_uint64()
+        sweep()
         self._call(_abi.lib.fdbroker_empty_cache, ctypes.byref(closed))
         return closed.value
 
@@ -464,6 +466,7 @@ class Broker:
             # The lock may be held by a thread that is not here, and the connection is the parent's.
             self._context = None
             return
+        sweep()
         with self._lock:
             context, self._context = self._context, None
         if context is not None:

@@ -4,13 +4,15 @@ Must never close a connection whose memory somebody can still see, nor touch the
 """
 
 import ctypes
+import itertools
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 from . import _abi
 from ._errors import Closed, check
-from ._waits import wait
+from ._waits import raise_later, wait
 
 if TYPE_CHECKING:
     from ._notices import News
@@ -99,14 +101,20 @@ class Lease:
 
     **It is there before the call that gets the memory**, so that an exception at any moment gives the memory back. ``release`` is called
     with the context's pointer, never in a forked child; a second call of it must do nothing, as one before there is memory.
+
+    A signal handler may raise as soon as ``__del__`` begins, and Python never calls that again: :func:`sweep` finds what it left.
     """
 
-    __slots__ = ("_context", "_release", "_lock", "__weakref__")
+    __slots__ = ("_context", "_release", "_lock", "_number", "__weakref__")
 
     def __init__(self, context: Context, release: Callable[[int], object]) -> None:
         self._context: Optional[Context] = context.take()
         self._release = release
         self._lock = threading.Lock()
+        self._number = next(_numbers)
+        _unreleased[self._number] = weakref.ref(self), release, context
+        if self._number % _SWEEP_EVERY == 0:
+            sweep()
 
     def end(self) -> None:
         """Gives the memory back; a second call does nothing."""
@@ -126,13 +134,33 @@ class Lease:
             if context is not None:
                 self._release(context.pointer)
                 self._context = None
-        if context is not None:
+        # Whoever takes it out gives the connection back.
+        if context is not None and _unreleased.pop(self._number, None):
             context.give_back()
 
-    def __del__(self) -> None:
-        # Not there when __init__ raised.
-        if getattr(self, "_lock", None) is not None:
-            self.end()
+    def __del__(self, later: Callable[[BaseException], None] = raise_later) -> None:
+        try:
+            # Not there when __init__ raised.
+            if getattr(self, "_number", None) is not None:
+                self.end()
+        except BaseException as error:
+            later(error)
+
+
+#: Leases that nobody has ended yet: the lease, what releases it, its connection.
+_unreleased: "Dict[int, Tuple[weakref.ref[Lease], Callable[[int], object], Context]]" = {}
+_numbers = itertools.count(1)
+#: Leases after which it looks for those that a handler kept from their end.
+_SWEEP_EVERY = 64
+os.register_at_fork(after_in_child=_unreleased.clear)
+
+
+def sweep() -> None:
+    """Ends the leases that are gone and were not ended."""
+    for number, (lease, release, context) in list(_unreleased.items()):
+        if lease() is None and _unreleased.pop(number, None):
+            release(context.pointer)
+            context.give_back()
 
 
 def open_context(options: _abi.Options) -> Context:

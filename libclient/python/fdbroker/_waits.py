@@ -16,6 +16,14 @@ _main = threading.main_thread().ident
 _is_armed = False
 #: What a handler raised during the call under way.
 _raised: List[BaseException] = []
+#: What handlers raised where nothing can be raised: in the collector. The next call that waits raises it.
+_later: List[BaseException] = []
+
+
+def raise_later(error: BaseException) -> None:
+    """Of a destructor, in which Python drops what a handler raises."""
+    if threading.get_ident() == _main:
+        _later.append(error.with_traceback(None))
 
 
 def _looks() -> Iterator[int]:
@@ -68,6 +76,10 @@ def wait(function: Callable[..., int], *arguments: Any) -> int:
     """The code of a call. Whatever the call gives must have an owner before: this raises what a handler raises, at any moment."""
     if threading.get_ident() != _main:
         return function(*arguments)
+    if _later:
+        error = _later[0]
+        _later.clear()
+        raise error
     if not _is_armed or _raised:
         _arm()
     code = function(*arguments)
