@@ -1,6 +1,8 @@
 //! The daemon's command line: what it prints, and its exit status. Must never decide what a flag
 //! means: `settings` does.
 
+use crate::limits::REFUSED_PAUSE;
+use crate::manager::notify::Manager;
 use crate::settings::{Environment, Host, Settings};
 use std::fmt::Display;
 use std::io::Write;
@@ -11,30 +13,47 @@ pub use crate::settings::args::Args;
 /// Runs the daemon, or checks its configuration, as the flags say. Errors go to stderr with their
 /// remedy.
 pub fn run(args: &Args) -> ExitCode {
-    let settings = Settings::load(args, &Environment::of_this_process(), &Host::of_this_process());
-    let settings = match settings {
-        Ok(settings) => settings,
-        Err(error) => return refused(&error),
-    };
+    let environment = Environment::of_this_process();
     if args.check_config {
-        let untold = match settings.preflight() {
-            Ok(untold) => untold,
-            Err(error) => return refused(&error),
-        };
-        let untold: String = untold.lines().map(|line| format!("# {line}\n")).collect();
-        let mut out = std::io::stdout();
-        return match write!(out, "{settings}{untold}").and_then(|()| out.flush()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => refused(&format!("the configuration cannot be written: {error}")),
+        return match Settings::load(args, &environment, &Host::to_check()) {
+            Ok(settings) => show(&settings),
+            Err(error) => refused(&error),
         };
     }
+    let settings = Settings::load_or_last_good(args, &environment, &Host::of_this_process());
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(error) => {
+            let status = refused(&error);
+            // A service manager tries again at once, and for ever.
+            if Manager::of_this_process().is_there() {
+                std::thread::sleep(REFUSED_PAUSE);
+            }
+            return status;
+        }
+    };
     crate::log::start(settings.log);
+    if let Some(why) = &settings.refused {
+        log::error!(
+            "{why}; serving with the settings of the last good start until a reload or restart"
+        );
+    }
     match crate::start::run(settings, || {}) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::error!("{error}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints the settings, and what a look does not tell.
+fn show(settings: &Settings) -> ExitCode {
+    let untold: String = settings.untold.lines().map(|line| format!("# {line}\n")).collect();
+    let mut out = std::io::stdout();
+    match write!(out, "{settings}{untold}").and_then(|()| out.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => refused(&format!("the configuration cannot be written: {error}")),
     }
 }
 
@@ -51,7 +70,7 @@ pub fn say(answer: &clap::Error) -> ExitCode {
 /// Says why it does not run, before there is a log. Where stderr cannot be written, the exit status
 /// alone tells.
 fn refused(why: &dyn Display) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "fdbrokerd: {why}");
+    let _ = writeln!(std::io::stderr(), "{}{why}", crate::log::prefix(log::Level::Error));
     ExitCode::FAILURE
 }
 

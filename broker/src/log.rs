@@ -216,7 +216,7 @@ fn is_stream(fd: impl AsFd, stream: &str) -> bool {
 }
 
 /// What a line of this level begins with: for the journal its priority (sd-daemon(3)).
-fn prefix(level: Level) -> &'static str {
+pub fn prefix(level: Level) -> &'static str {
     match (*IS_JOURNAL, level) {
         (true, Level::Error) => "<3>",
         (true, Level::Warn) => "<4>",

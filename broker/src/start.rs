@@ -149,6 +149,9 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
+    if let Err(error) = server.settings.keep_as_good() {
+        log::warn!("the configuration is not kept for a start with a broken one: {error}");
+    }
     server.say_ready();
     say_ready(ready_fd);
     ready();
@@ -189,7 +192,7 @@ pub(crate) fn prepare(
     let Outside { signals, until_eof, warden, manager, mut inherited, arrived } = outside;
     let is_takeover = arrived.is_some();
     // What it does not tell shows in what follows.
-    settings.preflight()?.warnings.iter().for_each(|warning| log::warn!("{warning}"));
+    settings.untold.warnings.iter().for_each(|warning| log::warn!("{warning}"));
     prepare_directories(&settings)?;
     let classifier = Classifier::new().map_err(os("open /proc/self/fd (mount /proc)"))?;
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -397,7 +400,15 @@ fn open_listeners(
         .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600, remains))?;
     kernel::refuse_rights(admin.as_fd(), settings.kernel);
     let open = |it: &ListenerSettings| {
-        take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode, remains))
+        let Some(taken) = take(&it.path) else { return Listener::bind(&it.path, it.mode, remains) };
+        let listener = taken?;
+        // The judge has refused what cannot be.
+        if it.sets_mode
+            && let Err(error) = listener.set_mode(it.mode)
+        {
+            log::error!("its mode stays as it is: {error}");
+        }
+        Ok(listener)
     };
     let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     // Connections have this from them, until hello is answered.

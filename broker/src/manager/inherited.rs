@@ -7,7 +7,7 @@ use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 /// Names of what this daemon stores: short, since all names together travel in one variable.
@@ -69,7 +69,7 @@ impl Inherited {
                 }
             }
             // Whatever the unit calls it: what it is bound to says what it is for.
-            _ => match bound_path(&fd) {
+            _ => match bound_path(fd.as_fd()) {
                 Some(path) => self.listeners.push((path, fd)),
                 None => {
                     self.others.push(fd);
@@ -94,6 +94,16 @@ impl Inherited {
     }
 }
 
+/// Where the listening sockets of the environment are bound, which stay as they are.
+pub fn bound_paths() -> Vec<PathBuf> {
+    let fds = sd_notify::listen_fds_with_names();
+    let numbers = fds.into_iter().flatten().map(|(number, _)| number);
+    // SAFETY: the service manager has opened these fds for this process, and nobody closes them
+    // before `Inherited::take`.
+    let borrowed = numbers.map(|number| unsafe { BorrowedFd::borrow_raw(number) });
+    borrowed.filter_map(bound_path).collect()
+}
+
 fn is_kept(name: &str) -> bool {
     let is_numbered = |prefix| {
         let digits = name.strip_prefix(prefix);
@@ -105,9 +115,9 @@ fn is_kept(name: &str) -> bool {
 }
 
 /// Where a listening SEQPACKET socket of the file system is bound.
-fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
-    let is_listening = getsockopt(fd, sockopt::AcceptConn).ok()?;
-    let is_seqpacket = getsockopt(fd, sockopt::SockType).ok()? == SockType::SeqPacket;
-    let address: UnixAddr = getsockname(fd.as_fd().as_raw_fd()).ok()?;
+fn bound_path(fd: BorrowedFd<'_>) -> Option<PathBuf> {
+    let is_listening = getsockopt(&fd, sockopt::AcceptConn).ok()?;
+    let is_seqpacket = getsockopt(&fd, sockopt::SockType).ok()? == SockType::SeqPacket;
+    let address: UnixAddr = getsockname(fd.as_raw_fd()).ok()?;
     address.path().filter(|_| is_listening && is_seqpacket).map(Into::into)
 }

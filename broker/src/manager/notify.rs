@@ -84,6 +84,11 @@ impl Manager {
         Manager { store_entries: Some(entries), ..self }
     }
 
+    /// Whether there is one.
+    pub fn is_there(&self) -> bool {
+        self.socket.is_some()
+    }
+
     /// Whether fds can be given to it, to be handed to the next start.
     pub fn has_store(&self) -> bool {
         self.has_store

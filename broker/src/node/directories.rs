@@ -42,8 +42,8 @@ pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<
         Err(error) => return Err(failed(error)),
     }
     let found = std::fs::symlink_metadata(path).map_err(failed)?;
-    check_directory(path, &found, rule)?;
     let us = nix::unistd::geteuid().as_raw();
+    check_directory(path, &found, rule, &[us])?;
     if found.uid() != us {
         log::warn!(
             "{} belongs to uid {}: only clients of uid {us} will trust a broker there; `chown {us}` it",
@@ -61,28 +61,12 @@ pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<
     Ok(())
 }
 
-fn check_directory(
+/// Checks a directory for a broker that runs as one of `owners`.
+pub(crate) fn check_directory(
     path: &Path,
     found: &std::fs::Metadata,
     rule: DirectoryRule,
-) -> Result<(), ListenError> {
-    check_directory_form(path, found, rule)?;
-    let us = nix::unistd::geteuid().as_raw();
-    let owner = found.uid();
-    let is_owner_trusted = owner == us || (rule == DirectoryRule::Clients && owner == 0);
-    if !is_owner_trusted {
-        let problem = format!("it belongs to uid {owner}, and this broker runs as uid {us}");
-        let remedy = format!("`chown {us}` it, or name another place");
-        return Err(ListenError::Unsafe { path: path.into(), problem, remedy });
-    }
-    Ok(())
-}
-
-/// Checks what does not depend on the broker's own user.
-pub(crate) fn check_directory_form(
-    path: &Path,
-    found: &std::fs::Metadata,
-    rule: DirectoryRule,
+    owners: &[u32],
 ) -> Result<(), ListenError> {
     let refuse = |problem: String, remedy: String| {
         Err(ListenError::Unsafe { path: path.into(), problem, remedy })
@@ -105,6 +89,13 @@ pub(crate) fn check_directory_form(
             format!("it would be closed to others, and has {name:?}, which is not the broker's");
         let remedy = "name a directory that the administrator's socket has for itself".into();
         return refuse(problem, remedy);
+    }
+    let owner = found.uid();
+    let is_owner_trusted =
+        owners.contains(&owner) || (rule == DirectoryRule::Clients && owner == 0);
+    if let (false, Some(us)) = (is_owner_trusted, owners.last()) {
+        let problem = format!("it belongs to uid {owner}, and the broker runs as uid {us}");
+        return refuse(problem, format!("`chown {us}` it, or name another place"));
     }
     Ok(())
 }

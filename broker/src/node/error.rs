@@ -40,6 +40,19 @@ pub enum ListenError {
         /// The file that is in the way.
         path: PathBuf,
     },
+    /// Who has bound a socket keeps its mode to himself.
+    #[error(
+        "mode = 0o{mode:o} cannot be given to {path}, which belongs to uid {owner}; set SocketMode=0{mode:o} in its socket unit and leave \
+         `mode` out, or SocketUser= to the broker's user"
+    )]
+    Mode {
+        /// Of the socket.
+        path: PathBuf,
+        /// That the configuration names.
+        mode: u32,
+        /// Of the socket.
+        owner: u32,
+    },
     /// A socket is to stand where something else of the broker does.
     #[error("{path} and another file of this broker are both {place}; give each a path of its own")]
     Twice {

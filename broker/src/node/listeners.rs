@@ -123,6 +123,18 @@ impl Listener {
         Err(Errno::ESTALE)
     }
 
+    /// Gives the mode to a socket that another process has bound.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn set_mode(&self, mode: u32) -> Result<(), ListenError> {
+        if self.known.is_some_and(|known| identity(self.safest()) != Some(known)) {
+            return Err(ListenError::InUse { path: self.path.clone() });
+        }
+        chmod(self.safest(), mode)
+            .map_err(|source| ListenError::Os { path: self.path.clone(), source })
+    }
+
     /// Whether it can be put back at its path.
     pub fn is_kept(&self) -> bool {
         self.link.is_ok()

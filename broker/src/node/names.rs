@@ -10,6 +10,9 @@ pub const PAGE_NAME: &str = "generations";
 /// The records beside it.
 pub const RECORDS_NAME: &str = "records";
 
+/// The configuration of the last good start.
+pub const GOOD_CONFIG_NAME: &str = "fdbrokerd.toml.good";
+
 /// The generation page itself, which has no place in any directory.
 pub const PAGE_MEMFD: &str = "generations";
 /// The state that is handed over.
@@ -25,4 +28,4 @@ pub const OWN_MEMFDS: [&str; 4] = [PAGE_MEMFD, STATE_MEMFD, KEPT_LOG_MEMFD, CONF
 pub const LINK_PREFIX: &str = "socket-";
 
 /// All of the files.
-pub const OWN_FILES: [&str; 4] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME];
+pub const OWN_FILES: [&str; 5] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME, GOOD_CONFIG_NAME];

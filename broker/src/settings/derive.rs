@@ -142,11 +142,11 @@ pub(crate) fn resolve_core(
     let kept_fds = MAX_KEPT_FDS.min(crate::limits::kept_fds(table.fds) as u64);
     let max_clients = most_connections;
     let whole = Whole { mode, node_fds: table.fds, kept_fds, max_slots, max_clients };
-    let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
+    let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines)?;
     let whole = Whole { node_fds: node.fds, ..whole };
-    let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
-    let client = resolve_caps(Scope::Client, None, given, whole.client(), lines);
-    let job = resolve_caps(Scope::Job, None, given, Caps::NONE, lines);
+    let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines)?;
+    let client = resolve_caps(Scope::Client, None, given, whole.client(), lines)?;
+    let job = resolve_caps(Scope::Job, None, given, Caps::NONE, lines)?;
     let node = Caps { parked_items: limits::PARKED_ITEMS_PER_NODE, ..node };
     let domain = match mode {
         Mode::Private => domain,
@@ -259,11 +259,9 @@ fn resolve_caps(
     given: Given<'_>,
     default: Caps,
     lines: &mut Lines,
-) -> Caps {
-    Caps::from_fn(|resource| {
-        if !resource.is_capped_in(scope) {
-            return NO_CAP;
-        }
+) -> Result<Caps, ConfigError> {
+    let mut caps = Caps::NONE;
+    for resource in Resource::ALL.iter().copied().filter(|it| it.is_capped_in(scope)) {
         let sources = fds.filter(|_| resource == Resource::Fds);
         let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
         let (mut value, mut origin) = first(sources, default[resource]);
@@ -277,11 +275,30 @@ fn resolve_caps(
         if let Some(bound) = bound.filter(|_| value > default[resource]) {
             (value, origin) = (default[resource], bound);
         }
-        let key = format!("caps.{scope}.{resource}");
+        let key = cap_key(scope, resource);
         match value {
+            0 if SHARING.contains(&resource) => {
+                let problem = "0 lets nobody share anything";
+                return Err(ConfigError::value(key, problem, "give it at least 1, or \"none\""));
+            }
             NO_CAP => lines.push(&key, &NONE, origin),
             value => lines.push(&key, &value, origin),
         }
-        value
-    })
+        caps[resource] = value;
+    }
+    Ok(caps)
+}
+
+/// The resources that every sharing of memory takes.
+const SHARING: [Resource; 5] = [
+    Resource::Fds,
+    Resource::HeldFds,
+    Resource::OpenLeases,
+    Resource::Allocations,
+    Resource::Connections,
+];
+
+/// The key of a cap in the configuration.
+pub(crate) fn cap_key(scope: Scope, resource: Resource) -> String {
+    format!("caps.{scope}.{resource}")
 }

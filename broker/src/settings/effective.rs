@@ -11,7 +11,8 @@ use crate::settings::outside::{Environment, Host};
 use crate::settings::places::Places;
 use crate::settings::sockets::{Isolate, ListenerSettings, Mode};
 use crate::settings::sources::{Lines, NONE, Sources, first};
-use fdbroker_core::{Config, DomainKey};
+use crate::settings::untold::Untold;
+use fdbroker_core::{CapsOfScopes, Config, DomainKey};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,6 +38,8 @@ pub(crate) struct MadeOf {
     pub args: Args,
     pub environment: Environment,
     pub file: ConfigFile,
+    /// The file as it was read.
+    pub text: String,
     pub host: Host,
 }
 
@@ -81,6 +84,13 @@ pub struct Settings {
     pub kernel: KernelFeatures,
     /// Go on in the place of the broker that runs.
     pub takeover: bool,
+    /// Uids that may own the directories.
+    pub(crate) owners: Vec<u32>,
+    /// What the look at the places does not tell.
+    pub untold: Untold,
+    /// Why the configuration file is not what is served with: they are those of the last good
+    /// start, or those of before a reload that was refused.
+    pub refused: Option<String>,
     /// What [`Settings::reload`] makes them of again; `None`: they cannot be made again.
     pub(crate) made_of: Option<Box<MadeOf>>,
     /// Each effective value: key, value, origin.
@@ -88,25 +98,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// From flags and environment, and the file that they or the default name.
-    ///
-    /// # Errors
-    /// See [`ConfigError`].
-    pub fn load(args: &Args, environment: &Environment, host: &Host) -> Result<Self, ConfigError> {
-        let named = args.config.clone().or_else(|| environment.path("FDBROKER_CONFIG"));
-        let default = || {
-            let path = PathBuf::from(DEFAULT_CONFIG_FILE);
-            (args.private.is_none() && path.exists()).then_some(path)
-        };
-        let path = named.or_else(default);
-        let file = path.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
-        let mut settings = Self::resolve(args, environment, file.clone(), host)?;
-        settings.config_file = path;
-        let (args, environment, host) = (args.clone(), environment.clone(), host.clone());
-        settings.made_of = Some(Box::new(MadeOf { args, environment, file, host }));
-        Ok(settings)
-    }
-
     /// From flags, environment and a file already read.
     ///
     /// # Errors
@@ -167,6 +158,9 @@ impl Settings {
             until_eof: args.until_eof,
             kernel,
             takeover: args.takeover,
+            owners: host.owners.clone(),
+            untold: Untold::default(),
+            refused: None,
             made_of: None,
             lines: lines.0,
         })
@@ -233,6 +227,12 @@ impl fmt::Display for Settings {
         }
         Ok(())
     }
+}
+
+/// The caps of all scopes.
+pub(crate) fn caps_of(settings: &Settings) -> CapsOfScopes {
+    let core = &settings.core;
+    CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
 }
 
 /// Section and name of a key.

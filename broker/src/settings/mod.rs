@@ -5,6 +5,7 @@ pub mod args;
 pub mod config;
 pub mod derive;
 pub mod effective;
+pub mod judge;
 pub mod outside;
 pub mod places;
 pub mod preflight;
@@ -12,6 +13,7 @@ pub mod reload;
 pub mod sockets;
 pub mod sources;
 mod subordinate;
+pub mod untold;
 
 pub use effective::{Settings, assignment};
 pub use outside::{Environment, Host};

@@ -5,9 +5,13 @@ use crate::manager::inherited::Inherited;
 use crate::settings::config::ConfigError;
 use crate::settings::subordinate;
 use fdbroker_core::SubordinateRange;
+use nix::unistd::User;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+/// The user of the node's broker, as systemd/sysusers.d makes it.
+const SERVICE_USER: &str = "fdbroker";
 
 /// What the settings depend on and this process cannot choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub struct Host {
     pub hard_fds: u64,
     /// Fds open at the start.
     pub open_fds: u64,
+    /// Uids that may own the broker's directories: those of its user.
+    pub owners: Vec<u32>,
     /// Uids that share as one user, by the user's name in subuid(5).
     pub subordinate_uids: Vec<(String, SubordinateRange)>,
 }
@@ -33,7 +39,16 @@ impl Host {
         let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
         let euid = nix::unistd::geteuid().as_raw();
         let subordinate_uids = subordinate::of_this_machine();
-        Host { euid, hard_fds, open_fds, subordinate_uids }
+        Host { euid, hard_fds, open_fds, owners: vec![euid], subordinate_uids }
+    }
+
+    /// The same for a look by somebody else than the daemon: the node's broker mostly has a user
+    /// of its own.
+    pub fn to_check() -> Self {
+        let mut host = Self::of_this_process();
+        let service = User::from_name(SERVICE_USER).ok().flatten();
+        host.owners.extend(service.map(|user| user.uid.as_raw()));
+        host
     }
 }
 

@@ -37,6 +37,15 @@ impl Places {
         let is_explicit = socket.flag.is_some() || socket.environment.is_some();
         let (mode, default) = default_place(environment, host, is_private, is_explicit, listed);
         let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
+        let settings = |it: &ListenerSection| {
+            let mode = it.mode.unwrap_or(default_socket_mode);
+            let sets_mode = it.mode.is_some();
+            ListenerSettings {
+                sets_mode,
+                ..ListenerSettings::new(it.path.clone(), mode, it.isolate)
+            }
+        };
+        let listed_ones: Vec<ListenerSettings> = listed.iter().map(settings).collect();
         let mut dropped = Vec::new();
         let (listeners, origin) = if is_explicit || listed.is_empty() {
             let (path, origin) = first(socket, default);
@@ -47,27 +56,27 @@ impl Places {
             }
             (vec![ListenerSettings::new(path, default_socket_mode, isolate)], origin)
         } else {
-            let settings = |it: &ListenerSection| {
-                let mode = it.mode.unwrap_or(default_socket_mode);
-                ListenerSettings::new(it.path.clone(), mode, it.isolate)
+            (listed_ones.clone(), "file")
+        };
+        let admin_of = |listeners: &[ListenerSettings]| {
+            let default = admin_socket_of(&listeners[0].path);
+            let flag = if is_private { Some(default.clone()) } else { args.admin_socket.clone() };
+            let admin = Sources {
+                flag,
+                environment: environment.path("FDBROKER_ADMIN_SOCKET"),
+                set: set.admin_socket.clone(),
+                file: file.admin_socket.clone(),
             };
-            (listed.iter().map(settings).collect(), "file")
+            // The places in the environment are the node's broker's, and of no use to a private
+            // one.
+            first(admin, default)
         };
-        if listeners.len() > MAX_LISTENERS {
-            let problem =
-                format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
-            return Err(ConfigError::value("[[listener]]", problem, "remove some"));
+        // Those that a flag or the environment replaces, too: another start has none of these.
+        if !listed_ones.is_empty() {
+            let (admin, admin_origin) = admin_of(&listed_ones);
+            check(&admin, admin_origin, &listed_ones, "file")?;
         }
-        let admin_flag = args.admin_socket.clone();
-        let admin_default = admin_socket_of(&listeners[0].path);
-        let admin = Sources {
-            flag: if is_private { Some(admin_default.clone()) } else { admin_flag },
-            environment: environment.path("FDBROKER_ADMIN_SOCKET"),
-            set: set.admin_socket.clone(),
-            file: file.admin_socket.clone(),
-        };
-        // The places in the environment are the node's broker's, and of no use to a private one.
-        let (admin_socket, admin_origin) = first(admin, admin_default);
+        let (admin_socket, admin_origin) = admin_of(&listeners);
         check(&admin_socket, admin_origin, &listeners, origin)?;
         lines.push("admin_socket", &quoted(&admin_socket), admin_origin);
         for (index, listener) in listeners.iter().enumerate() {
@@ -116,14 +125,18 @@ fn viewing_sockets(
     all
 }
 
-/// Refuses what no machine can serve: relative places in a file, paths that no socket can have, and
-/// one place twice.
+/// Refuses what no machine can serve: too many places, relative ones in a file, paths that no
+/// socket can have, and one place twice.
 fn check(
     admin: &Path,
     admin_origin: &str,
     listeners: &[ListenerSettings],
     origin: &str,
 ) -> Result<(), ConfigError> {
+    if listeners.len() > MAX_LISTENERS {
+        let problem = format!("{} of them, at most {MAX_LISTENERS} are served", listeners.len());
+        return Err(ConfigError::value("[[listener]]", problem, "remove some"));
+    }
     // By default it is beside the first listener.
     let admin_origin = if admin_origin == "default" { origin } else { admin_origin };
     check_path("admin_socket", admin, admin_origin)?;

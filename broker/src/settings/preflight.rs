@@ -1,48 +1,28 @@
 //! The places of a broker before it starts: what would keep it from serving, told before anything
-//! is changed. The daemon looks at its start, and so does `--check-config`. Must never change
-//! anything, nor refuse what another user, such as the daemon's, may use.
+//! is changed. The judge of a configuration looks. Must never change anything, nor refuse what
+//! another user, such as the daemon's, may use.
 
-use crate::node::directories::{DirectoryRule, check_directory_form, parent};
+use crate::node::directories::{DirectoryRule, check_directory, parent};
 use crate::node::error::ListenError;
 use crate::node::listeners::link_name;
 use crate::node::names::OWN_FILES;
-use crate::settings::effective::Settings;
-use crate::settings::sockets::Mode;
+use crate::settings::derive::cap_key;
+use crate::settings::effective::{Settings, caps_of};
+use crate::settings::sockets::{ListenerSettings, Mode};
+use crate::settings::untold::Untold;
+use fdbroker_protocol::{NO_CAP, Resource, Scope};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
 use nix::unistd::Group;
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
-
-/// What a look does not tell, by directory.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Untold {
-    /// Not there: the daemon makes them, and whether it can shows only then.
-    pub missing: Vec<PathBuf>,
-    /// Not for this user to see.
-    pub unseen: Vec<PathBuf>,
-    /// What is served otherwise than the configuration reads.
-    pub warnings: Vec<String>,
-}
-
-impl Untold {
-    /// A sentence for each directory; none: nothing is in the daemon's way, its own rights apart.
-    pub fn lines(&self) -> impl Iterator<Item = String> {
-        let missing = "not tried, since it changes the machine: making the directory";
-        let unseen = "not looked at, since this user may not: the directory";
-        let line = |what: &str, path: &PathBuf| format!("{what} {}", path.display());
-        let missing = self.missing.iter().map(move |path| line(missing, path));
-        let lines = missing.chain(self.unseen.iter().map(move |path| line(unseen, path)));
-        lines.chain(self.warnings.iter().map(|warning| format!("warning: {warning}")))
-    }
-}
 
 impl Settings {
     /// Looks at the places to be served.
     ///
     /// # Errors
     /// See [`ListenError`]: only faults that every user of the machine would meet.
-    pub fn preflight(&self) -> Result<Untold, ListenError> {
+    pub(crate) fn preflight(&self) -> Result<Untold, ListenError> {
         let mut untold = Untold::default();
         let admin = [(self.admin_socket.as_path(), DirectoryRule::Administrator)];
         let clients = self.listeners.iter().map(|it| (it.path.as_path(), DirectoryRule::Clients));
@@ -50,7 +30,7 @@ impl Settings {
         let own = OWN_FILES.map(|name| place(&self.admin_socket.with_file_name(name)));
         let mut seen = Vec::from(own);
         for (socket, rule) in admin.into_iter().chain(clients) {
-            look_at_directory(parent(socket), rule, &mut untold)?;
+            look_at_directory(parent(socket), rule, &self.owners, &mut untold)?;
             let is_in_the_way =
                 std::fs::symlink_metadata(socket).is_ok_and(|it| !it.file_type().is_socket());
             // What took the place of a service's socket, the daemon's start removes.
@@ -77,8 +57,22 @@ impl Settings {
             }
             seen.push(place);
         }
+        self.listeners.iter().try_for_each(|it| self.check_mode(it))?;
         untold.warnings = self.warnings();
         Ok(untold)
+    }
+
+    /// Whether the mode of the file can be given to a socket that is there.
+    fn check_mode(&self, listener: &ListenerSettings) -> Result<(), ListenError> {
+        let ListenerSettings { path, mode, .. } = listener;
+        let found = std::fs::symlink_metadata(path).ok();
+        let is_alike = |mode_now: u32| !listener.sets_mode || mode_now & 0o777 == *mode;
+        match found.filter(|it| !is_alike(it.mode()) && !self.owners.contains(&it.uid())) {
+            Some(found) if !self.owners.contains(&0) => {
+                Err(ListenError::Mode { path: path.clone(), mode: *mode, owner: found.uid() })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn warnings(&self) -> Vec<String> {
@@ -89,7 +83,24 @@ impl Settings {
                 path.display()
             )
         });
-        group.into_iter().chain(dropped).collect()
+        group.into_iter().chain(dropped).chain(self.idle_caps()).collect()
+    }
+
+    /// A line for each cap that somebody has set above one that bounds it.
+    fn idle_caps(&self) -> impl Iterator<Item = String> {
+        let is_set =
+            |key: &str| self.lines.iter().any(|(of, _, origin)| of == key && *origin != "default");
+        let wider = |scope| Scope::WIDEST_FIRST.into_iter().take_while(move |it| *it != scope);
+        let caps = caps_of(self);
+        let all =
+            Scope::ALL.iter().flat_map(|scope| Resource::capped().map(move |it| (*scope, it)));
+        all.filter_map(move |(scope, resource)| {
+            let (key, cap) = (cap_key(scope, resource), caps[scope][resource]);
+            let lower = |by: &Scope| caps[*by][resource] < cap;
+            let by = wider(scope).find(lower).filter(|_| cap != NO_CAP && is_set(&key))?;
+            let (other, bound) = (cap_key(by, resource), caps[by][resource]);
+            Some(format!("{key} = {cap} is of no use: {other} = {bound} is lower; lower the one, or raise the other"))
+        })
     }
 
     /// The number of the group whose members see all, if one is named; else why nobody does. A
@@ -111,6 +122,7 @@ impl Settings {
 fn look_at_directory(
     directory: &Path,
     rule: DirectoryRule,
+    owners: &[u32],
     untold: &mut Untold,
 ) -> Result<(), ListenError> {
     let failed = |source| ListenError::Directory { path: directory.into(), source };
@@ -120,7 +132,7 @@ fn look_at_directory(
         }
     };
     match std::fs::symlink_metadata(directory) {
-        Ok(found) => check_directory_form(directory, &found, rule)?,
+        Ok(found) => check_directory(directory, &found, rule, owners)?,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => add(&mut untold.unseen),
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         Err(_) => {

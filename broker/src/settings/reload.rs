@@ -5,7 +5,7 @@
 use crate::limits::PATH_BYTES;
 use crate::node::names::CONFIG_MEMFD;
 use crate::settings::config::{ConfigError, ConfigFile};
-use crate::settings::effective::{MadeOf, Settings};
+use crate::settings::effective::{MadeOf, Settings, caps_of};
 use fdbroker_core::CapsOfScopes;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
@@ -85,9 +85,10 @@ impl Settings {
             let remedy = "restart it with other ones";
             return Err(ConfigError::value("SIGHUP", "the settings are of no file", remedy));
         };
-        let MadeOf { args, environment, file: running, host } = &**made_of;
+        let MadeOf { args, environment, file: running, host, .. } = &**made_of;
         let path = self.config_file.as_deref().unwrap_or(Path::new("/dev/null"));
-        let file = ConfigFile::of_text(path, text)?;
+        let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let file = ConfigFile::of_text(path, &text)?;
         let whole = Settings::resolve(args, environment, file.clone(), host)?;
         // The defaults of caps follow from the limits in force, which do not change.
         let file = ConfigFile { caps: file.caps, log: file.log, ..running.clone() };
@@ -99,15 +100,10 @@ impl Settings {
         let core = &mut settings.core;
         (core.node, core.domain, core.job, core.client) = (node, domain, job, client);
         (settings.log, settings.lines) = (next.log, next.lines);
+        settings.refused = None;
         settings.made_of = Some(Box::new(MadeOf { file, ..(**made_of).clone() }));
         Ok(Reloaded { settings, changed, after_restart })
     }
-}
-
-/// The caps of all scopes.
-pub(crate) fn caps_of(settings: &Settings) -> CapsOfScopes {
-    let core = &settings.core;
-    CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
 }
 
 type Lines = [(String, String, &'static str)];

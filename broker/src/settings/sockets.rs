@@ -25,6 +25,8 @@ pub struct ListenerSettings {
     pub number: u32,
     /// Mode of the socket, such as 0o666.
     pub mode: u32,
+    /// The configuration names it, so that it is given to a service manager's socket, too.
+    pub sets_mode: bool,
     /// What tells domains apart there, beside the uid.
     pub isolate: Option<Isolate>,
 }
@@ -32,7 +34,7 @@ pub struct ListenerSettings {
 impl ListenerSettings {
     /// A listener at this path.
     pub fn new(path: PathBuf, mode: u32, isolate: Option<Isolate>) -> Self {
-        ListenerSettings { number: number_of(&path), path, mode, isolate }
+        ListenerSettings { number: number_of(&path), path, mode, sets_mode: false, isolate }
     }
 }
 

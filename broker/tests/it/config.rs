@@ -4,6 +4,7 @@
 use crate::common::program;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Output, Stdio};
 
 fn text(bytes: &[u8]) -> String {
@@ -128,6 +129,90 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
         let at_start = text(&output.stderr);
         assert!(at_start.contains(said), "{said} in {at_start}");
     }
+}
+
+/// Exit status and log of a daemon that starts with this file and ends at once.
+fn start_and_end(dir: &std::path::Path, content: &str) -> (Option<i32>, String) {
+    let file = dir.join("fdbrokerd.toml");
+    std::fs::write(&file, content).unwrap();
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let of = log.metadata().unwrap();
+    let mut start = program();
+    start.env("JOURNAL_STREAM", format!("{}:{}", of.dev(), of.ino()));
+    start.arg("--config").arg(file).arg("--socket").arg(dir.join("c/s")).args(["--until-eof", "0"]);
+    let mut started = start.stdin(Stdio::piped()).stderr(log).spawn().unwrap();
+    drop(started.stdin.take());
+    (started.wait().unwrap().code(), std::fs::read_to_string(dir.join("log")).unwrap())
+}
+
+#[test]
+fn daemon_when_its_file_breaks_then_the_next_start_serves_as_the_last_good_one_and_says_why_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = "[caps.node]\nfds = 1000\n";
+    let broken = "[caps.node]\nfds = 1000\ncolour = 1\n";
+    let records = |log: &str| -> Vec<String> {
+        log.lines().filter(|line| line.starts_with("<3>")).map(str::to_owned).collect()
+    };
+    // Without a good start before, it does not serve, and says why in one record.
+    let (status, log) = start_and_end(dir.path(), broken);
+    assert_eq!((status, log.lines().count(), records(&log).len()), (Some(1), 1, 1), "{log}");
+    assert_eq!(start_and_end(dir.path(), good).0, Some(0));
+    let (status, log) = start_and_end(dir.path(), broken);
+    assert_eq!(status, Some(0), "{log}");
+    let [record] = &records(&log)[..] else { panic!("{log}") };
+    for part in ["line 3, `colour = 1`", "unknown field", "correct the line", "last good start"] {
+        assert!(record.contains(part), "{part} in {record}");
+    }
+    assert!(log.contains("serving"), "{log}");
+}
+
+#[test]
+fn check_config_when_a_cap_lets_nobody_share_or_listeners_are_too_many_then_refused() {
+    let listeners: String =
+        (0..17).map(|n| format!("[[listener]]\npath = \"/tmp/x{n}/s\"\n")).collect();
+    for (content, part) in [
+        ("[caps.node]\nfds = 0\n", "caps.node.fds: 0 lets nobody share"),
+        ("[caps.job]\nopen_leases = 0\n", "caps.job.open_leases: 0"),
+        (&*listeners, "17 of them, at most 16"),
+    ] {
+        let file = file(content);
+        // The environment names a socket in place of the listeners, here and not in the service.
+        let mut command = program();
+        command.env("FDBROKER_SOCKET", "/tmp/a/s").arg("--config").arg(file.path());
+        let (output, _, err) = check(&mut command);
+        assert_eq!(output.status.code(), Some(1), "{content}");
+        assert!(err.contains(part), "{part} in {err}");
+    }
+    let file = file("[caps.client]\nkept_allocations = 0\n");
+    let (output, _, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+}
+
+#[test]
+fn check_config_when_a_cap_is_above_one_that_bounds_it_then_warned() {
+    let file =
+        file("[caps.node]\nfds = 900\n[caps.domain]\nfds = 2000\n[caps.client]\nfds = 800\n");
+    let (output, out, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    let warned: Vec<_> = out.lines().filter(|line| line.contains("of no use")).collect();
+    let [line] = warned[..] else { panic!("{out}") };
+    assert!(line.contains("caps.domain.fds = 2000 is of no use: caps.node.fds = 900"), "{line}");
+}
+
+#[test]
+fn check_config_when_a_directory_is_of_another_user_then_refused_as_by_the_start() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let admin = dir.path().join("admin");
+    std::fs::create_dir(&admin).unwrap();
+    std::os::unix::fs::chown(&admin, Some(61_234), None).unwrap();
+    let content = format!("admin_socket = {:?}\n", admin.join("admin.sock"));
+    let file = file(&content);
+    let (output, _, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(err.contains("belongs to uid 61234"), "{err}");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! disk that takes its time.
 
 use crate::server::parts::Server;
-use crate::settings::reload::{Reloaded, caps_of};
+use crate::settings::effective::caps_of;
+use crate::settings::reload::Reloaded;
 use fdbroker_core::Input;
 
 impl Server {
@@ -24,7 +25,10 @@ impl Server {
         let (text, is_asked_again) = self.rereading.end(found);
         match self.settings.reload(text) {
             Ok(reloaded) => self.go_on_as(reloaded),
-            Err(error) => log::error!("SIGHUP: nothing is changed: {error}"),
+            Err(error) => {
+                log::error!("SIGHUP: nothing is changed: {error}");
+                self.settings.refused = Some(error.to_string());
+            }
         }
         self.manager.say_ready(&self.settings.summary());
         if is_asked_again {

@@ -2,11 +2,11 @@
 //! error, so that a misspelt cap is never silently no cap. Must never hold a default: those are in
 //! [`crate::settings`].
 
+use crate::node::error::ListenError;
 use crate::settings::sockets::Isolate;
 use fdbroker_protocol::{ByResource, ByScope};
 use serde::Deserialize;
 use serde::de::Error as _;
-use std::io;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
@@ -28,14 +28,18 @@ pub enum ConfigError {
         /// What reading it says.
         source: std::io::Error,
     },
-    /// The file is no TOML or has an unknown key; the message shows line and key.
-    #[error("{path}: {message}correct the line, or remove it to use the default")]
+    /// The file is no TOML or has an unknown key; the message names line and key. One line: each
+    /// line is a record of the journal.
+    #[error("{path}: {message}; correct the line, or remove it to use the default")]
     File {
         /// The configuration file.
         path: PathBuf,
-        /// From the parser: line, column and what was expected.
+        /// From the parser: the line and what was expected.
         message: String,
     },
+    /// A place that cannot be served.
+    #[error(transparent)]
+    Place(#[from] ListenError),
     /// A flag or variable has a value that cannot be used.
     #[error("{name}: {problem}; {remedy}")]
     Value {
@@ -158,19 +162,15 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads `path`.
+    /// From the text of this file.
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        Self::of_text(path, std::fs::read_to_string(path))
-    }
-
-    /// From the text of this file, if it could be read.
-    pub(crate) fn of_text(path: &Path, text: io::Result<String>) -> Result<Self, ConfigError> {
-        let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        Self::parse(&text)
-            .map_err(|error| ConfigError::File { path: path.into(), message: error.to_string() })
+    pub(crate) fn of_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        Self::parse(text).map_err(|error| ConfigError::File {
+            path: path.into(),
+            message: in_one_line(text, &error),
+        })
     }
 
     /// From the text of a file.
@@ -229,6 +229,15 @@ impl ConfigFile {
     }
 }
 
+/// What the parser says, with the line that it means.
+fn in_one_line(text: &str, error: &toml::de::Error) -> String {
+    let message = error.message().lines().collect::<Vec<_>>().join(" ");
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let Some(number) = before.map(|before| before.matches('\n').count()) else { return message };
+    let line = text.lines().nth(number).unwrap_or_default().trim();
+    format!("line {}, `{line}`: {message}", number + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,6 +253,15 @@ mod tests {
             let error = ConfigFile::parse(text).unwrap_err().to_string();
             assert!(error.contains(&format!("unknown field `{key}`")), "{error}");
             assert!(error.contains(line), "{error}");
+        }
+    }
+
+    #[test]
+    fn of_text_when_it_is_wrong_then_one_line_with_its_number_and_text() {
+        for text in ["log = \"info\"\n[caps.node]\nfdz = 1\n", "a = \"\"\"x\n\n", "[\n", "\n= 1"] {
+            let error = ConfigFile::of_text(Path::new("/etc/x"), text).unwrap_err();
+            let said = error.to_string();
+            assert!(said.starts_with("/etc/x: line ") && !said.contains('\n'), "{said}");
         }
     }
 
