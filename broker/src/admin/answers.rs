@@ -6,8 +6,8 @@ use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
 use crate::limits::{ADMIN_SLOTS_SCANNED, VIEWER_SLOTS_SCANNED};
-use fdbroker_core::{Account, AllocationView, ClientView, Domain, Job, LeaseView};
-use fdbroker_protocol::admin::{Limits, Metrics, Query};
+use fdbroker_core::{Account, AllocationView, CapsOfScopes, ClientView, Domain, Job, LeaseView};
+use fdbroker_protocol::admin::{Limits, LimitsReply, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
 impl View<'_> {
@@ -113,8 +113,10 @@ impl View<'_> {
 
     /// The caps in force.
     pub fn answer_limits<'w>(&self, writer: &'w mut Writer, id: u64) -> &'w [u8] {
-        let limits: Limits = self.caps().map(|caps| caps.map(|cap| (*cap).into()));
-        writer.start(Kind::AdminLimitsReply, id).push(&limits);
+        let told =
+            |caps: CapsOfScopes| -> Limits { caps.map(|caps| caps.map(|cap| (*cap).into())) };
+        let (in_force, configured) = (told(self.caps()), told(self.configured_caps()));
+        writer.start(Kind::AdminLimitsReply, id).push(&LimitsReply { in_force, configured });
         writer.finish(0, 0)
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Whole<'a> {
     pub past: &'a Past,
     pub identity: &'a Identity,
     pub listeners: &'a [ListenerSettings],
+    /// The caps of the configuration.
+    pub configured: CapsOfScopes,
     pub incarnation: u64,
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.
@@ -120,6 +122,11 @@ impl<'a> View<'a> {
     /// The caps in force: of nobody, so everybody sees them.
     pub fn caps(&self) -> CapsOfScopes {
         self.whole.core.caps()
+    }
+
+    /// The caps of the configuration: of nobody, too.
+    pub fn configured_caps(&self) -> CapsOfScopes {
+        self.whole.configured
     }
 
     /// The node's totals; of a domain its account, and what is counted of it by itself.

@@ -10,7 +10,7 @@ use crate::support::raw::{
 use crate::support::wait::{PATIENCE, eventually};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, Filter, Histogram, LeaseRecord,
-    LimitChange, Limits, SetLimit,
+    LimitChange, LimitsReply, SetLimit,
 };
 use fdbroker_protocol::message::{RecallItem, SupplyItem};
 use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
@@ -32,7 +32,7 @@ impl Admin {
 
     fn cap(&self, scope: Scope, resource: Resource) -> u64 {
         let reply = self.ask(Kind::AdminLimits, 0);
-        let limits = *reply.message().body_as::<Limits>().expect("limits");
+        let limits = reply.message().body_as::<LimitsReply>().expect("limits").in_force;
         limits[scope][resource].get()
     }
 

@@ -8,7 +8,7 @@ use crate::support::memory::{BLOCK_BYTES, all_seals, memfd};
 use crate::support::raw::{Raw, assert_at_end, assert_silent, block_item, receive_from};
 use crate::support::wait::{PATIENCE, eventually};
 use fdbroker_protocol::admin::{
-    AccountRecord, Act, EventKind, EventRecord, Filter, LeaseRecord, Limits, NodeStatus,
+    AccountRecord, Act, EventKind, EventRecord, Filter, LeaseRecord, LimitsReply, NodeStatus,
     OTHER_OWNER, Page, SetLimit, TombstoneRecord, act_flags,
 };
 use fdbroker_protocol::message::RegisterItem;
@@ -155,7 +155,7 @@ fn view_when_a_request_acts_then_refused_and_the_connection_goes_on() {
     one.register_blocks(1);
     let limits = |viewer: &Admin| {
         let reply = viewer.request(Kind::AdminLimits, &query(Filter::None, 0));
-        *reply.message().body_as::<Limits>().unwrap()
+        reply.message().body_as::<LimitsReply>().unwrap().in_force
     };
     let caps = limits(&node.administrator());
     // Both have the group: by the first socket it sees all, and by that of another listener its

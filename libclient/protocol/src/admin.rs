@@ -14,7 +14,7 @@ mod tombstones;
 
 pub use acts::{Act, ActOutcome, ActRecord, act_flags};
 pub use events::{EventKind, EventRecord};
-pub use limits::{LimitChange, Limits, SetLimit};
+pub use limits::{LimitChange, Limits, LimitsReply, SetLimit};
 pub use metrics::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics};
 pub use query::{Filter, Page, Query};
 pub use records::{

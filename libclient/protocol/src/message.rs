@@ -12,7 +12,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 5;
+pub const PROTOCOL_VERSION: u8 = 6;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";

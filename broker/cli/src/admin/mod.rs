@@ -9,7 +9,7 @@ pub mod viewing;
 use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
-    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TombstoneRecord,
+    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TombstoneRecord,
 };
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
@@ -208,8 +208,8 @@ impl Admin {
         Ok(*self.exchange(query, &Selection::ALL.query(0))?.body_as::<T>()?)
     }
 
-    /// The caps of every level.
-    pub fn limits(&mut self) -> Result<Limits> {
+    /// The caps of every level, in force and configured.
+    pub fn limits(&mut self) -> Result<LimitsReply> {
         self.one(Kind::AdminLimits)
     }
 

@@ -69,6 +69,35 @@ fn limits_when_plain_then_a_table_and_how_long_a_change_lasts() {
     assert!(stdout.starts_with("RESOURCE") && stdout.contains("kept_allocations"), "{stdout}");
     assert!(stdout.contains("node.held_bytes none -> 1 GiB"), "{stdout}");
     assert!(stdout.contains("until the broker restarts"), "{stdout}");
+    assert!(!stdout.contains('*'), "{stdout}");
+}
+
+#[test]
+fn limits_save_when_caps_were_set_then_marked_and_written_and_the_file_is_good() {
+    let dir = TestDir::new("limits-save");
+    let file = dir.path().join("fdbrokerd.toml");
+    std::fs::write(&file, "# of the site\n[caps.node]\n# few\nfds = 9000 # much\n")
+        .expect("written");
+    let path = file.display();
+    let output = run_script(&format!(
+        "$F limits save {path} && $F limits set node.fds=4096 job.held_bytes=8Gi > /dev/null && \
+         $F limits | grep '[*]' && $F limits --json && $F limits save {path} && $F config check {path}"
+    ));
+    let stdout = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    assert_eq!(end(&output).0, Some(0), "{}", end(&output).1);
+    for part in [
+        "nothing to save",
+        "4,096*",
+        "8 GiB*",
+        r#""set_at_run_time":["node.fds","job.held_bytes"]"#,
+        "caps.node.fds = 4,096 is in",
+        ": good",
+    ] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let saved = std::fs::read_to_string(&file).expect("there");
+    let expected = "# of the site\n[caps.node]\n# few\nfds = 4096 # much\n";
+    assert!(saved.starts_with(expected) && saved.contains("held_bytes = 8589934592"), "{saved}");
 }
 
 #[test]

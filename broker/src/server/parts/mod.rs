@@ -39,10 +39,11 @@ use crate::server::parts::seals::Seals;
 use crate::server::parts::trim::Trim;
 use crate::server::parts::waiting::Waiting;
 use crate::settings::Settings;
+use crate::settings::effective::caps_of;
 use crate::settings::reload::Rereading;
 use fdbroker_core::{ClientId, Config, Core, Now};
-use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::AHEAD_FDS;
+use fdbroker_protocol::Writer;
 use mio::Poll;
 use std::collections::VecDeque;
 use std::io;
@@ -231,6 +232,7 @@ impl Server {
             past: &self.past,
             identity: self.node.identity(),
             listeners: &self.settings.listeners,
+            configured: caps_of(&self.settings),
             incarnation: self.node.page().incarnation(),
             now: self.now,
             started: self.waits.started(),

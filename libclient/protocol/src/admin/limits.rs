@@ -3,9 +3,19 @@
 use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
-/// Body of [`crate::Kind::AdminLimitsReply`], 544 bytes: the caps of each scope;
-/// [`NO_CAP`](crate::NO_CAP) = none.
+/// The caps of each scope; [`NO_CAP`](crate::NO_CAP) = none.
 pub type Limits = ByScope<ByResource<U64>>;
+
+/// Body of [`crate::Kind::AdminLimitsReply`]: the caps of each scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct LimitsReply {
+    /// In force.
+    pub in_force: Limits,
+    /// As the configuration has them: they are in force again after a restart or a reload.
+    pub configured: Limits,
+}
 
 /// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts
 /// or reads its configuration again.

@@ -4,7 +4,7 @@
 
 use fdbroker_protocol::admin::{
     AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,
-    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
+    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
     TombstoneRecord,
 };
 use fdbroker_protocol::message::*;
@@ -86,7 +86,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::AdminStatusReply | Kind::AdminDrainReply => bodies.body::<NodeStatus>(),
         Kind::AdminTakeoverOffer => bodies.body::<TakeoverOffer>(),
         Kind::AdminTakeoverStep => bodies.body::<TakeoverStep>(),
-        Kind::AdminLimitsReply => bodies.body::<Limits>(),
+        Kind::AdminLimitsReply => bodies.body::<LimitsReply>(),
         Kind::AdminSetLimit => bodies.body::<SetLimit>(),
         Kind::AdminSetLimitReply => bodies.body::<LimitChange>(),
         Kind::AdminMetricsReply => bodies.body::<Metrics>(),

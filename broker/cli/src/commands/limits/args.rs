@@ -3,20 +3,23 @@
 use super::cap::{self, Assignment};
 use clap::Subcommand;
 use fdbroker_protocol::Resource;
+use std::path::PathBuf;
 
 const HELP: &str = "\
 A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`); a client is one connection. A lowered cap
 takes nothing away by force: what is above it is evicted or asked for, and nothing is added until it is below.
 
 A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
-configuration again. To keep it, write it into [caps.SCOPE] of the configuration. Only root and the broker's user may.
+configuration again. `fdbroker limits` marks such caps with *; `save` writes them into [caps.SCOPE] of the configuration.
+Only root and the broker's user may.
 ";
 
 const EXAMPLES: &str = "\
 Examples:
   fdbroker limits
   fdbroker limits set node.fds=4096 job.held_bytes=8Gi
-  fdbroker limits set --dry-run client.open_leases=none";
+  fdbroker limits set --dry-run client.open_leases=none
+  fdbroker limits save";
 
 /// Both texts, and between them the resources: each with the scopes that have a cap of it, and what
 /// it counts.
@@ -58,6 +61,16 @@ pub enum Action {
     /// Change caps until the broker restarts or reads its configuration again
     #[command(after_long_help = after_help())]
     Set(SetArgs),
+    /// Write the caps that were changed into the configuration file, so that they outlive a restart
+    #[command(after_long_help = after_help())]
+    Save(SaveArgs),
+}
+
+/// Arguments of `limits save`.
+#[derive(Debug, clap::Args)]
+pub struct SaveArgs {
+    /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml
+    pub file: Option<PathBuf>,
 }
 
 /// Arguments of `limits set`.

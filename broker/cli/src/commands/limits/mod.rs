@@ -3,6 +3,7 @@
 
 mod args;
 mod cap;
+mod save;
 
 pub use args::Args;
 
@@ -10,14 +11,18 @@ use crate::admin::{Admin, viewing};
 use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side};
 use args::{Action, SetArgs};
-use cap::{Assignment, Limit};
+use cap::{Assignment, Limit, changed};
 use fdbroker_protocol::{NO_CAP, Resource, Scope};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Printed after a change, since nobody would look for it in the help.
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
-to keep it, write it there: [caps.SCOPE]";
+to keep it, write it there: `fdbroker limits save`, or [caps.SCOPE]";
+
+/// Printed below a table with such caps.
+const MARKED: &str = "\n* set at run time, until the broker restarts or reads its configuration again; \
+`fdbroker limits save` writes it there\n";
 
 /// Printed after a cap that the broker has set lower than asked: node.connections, or
 /// node.metadata_bytes.
@@ -41,12 +46,15 @@ pub fn run(args: Args) -> Result<()> {
     match args.action {
         None => show(args.json),
         Some(Action::Set(set_args)) => set(&set_args, args.json || set_args.json),
+        Some(Action::Save(args)) => save::run(args),
     }
 }
 
 /// Prints the caps in force.
 fn show(json: bool) -> Result<()> {
-    let limits = viewing::connect()?.limits()?;
+    let reply = viewing::connect()?.limits()?;
+    let limits = &reply.in_force;
+    let changed = changed(&reply);
     let mut out = Output::stdout();
     if json {
         let of = |scope: Scope| {
@@ -55,14 +63,16 @@ fn show(json: bool) -> Result<()> {
             capped.map(|it| (it.name(), cap(limits[scope][*it].get()))).collect::<BTreeMap<_, _>>()
         };
         let scopes: BTreeMap<_, _> = Scope::ALL.iter().map(|it| (it.name(), of(*it))).collect();
-        out.json(&scopes)?;
+        let set_at_run_time = changed.iter().map(Limit::to_string).collect();
+        out.json(&Shown { scopes, set_at_run_time })?;
         out.text("\n")?;
     } else {
         let row = |resource: Resource| {
             let cap = |scope| {
                 let limit = Limit { scope, resource };
                 if resource.is_capped_in(scope) {
-                    limit.show(limit.of(&limits))
+                    let mark = if changed.contains(&limit) { "*" } else { "" };
+                    limit.show(limit.of(limits)) + mark
                 } else {
                     "-".into()
                 }
@@ -71,8 +81,19 @@ fn show(json: bool) -> Result<()> {
             std::iter::once(name).chain(Scope::WIDEST_FIRST.map(cap)).collect()
         };
         Columns::new(COLUMNS, true).write(Resource::capped().map(row).collect(), &mut out)?;
+        if !changed.is_empty() {
+            out.text(MARKED)?;
+        }
     }
     out.finish()
+}
+
+/// All caps, by scope and resource.
+#[derive(Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    scopes: BTreeMap<&'static str, BTreeMap<&'static str, Option<u64>>>,
+    set_at_run_time: Vec<String>,
 }
 
 #[derive(Serialize)]

@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::records;
-use fdbroker_protocol::admin::Limits;
+use fdbroker_protocol::admin::{Limits, LimitsReply};
 use fdbroker_protocol::{NO_CAP, Resource, Scope, parse_cap};
 use std::str::FromStr;
 
@@ -68,6 +68,14 @@ impl FromStr for Assignment {
         let limit = Limit { scope, resource };
         Ok(Assignment { limit, value: parse_cap(value)? })
     }
+}
+
+/// The caps that are not as configured.
+pub fn changed(reply: &LimitsReply) -> Vec<Limit> {
+    let all = Scope::WIDEST_FIRST.into_iter();
+    let all = all.flat_map(|scope| Resource::capped().map(move |it| Limit { scope, resource: it }));
+    let all = all.filter(|it| it.resource.is_capped_in(it.scope));
+    all.filter(|it| it.of(&reply.in_force) != it.of(&reply.configured)).collect()
 }
 
 /// The names of the scopes, the widest first.
