@@ -18,8 +18,8 @@ use std::path::PathBuf;
 fn assert_cap(error: &Error, resource: Resource, scope: Scope, cap: u64) {
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");
-    let named = (status.resource, status.scope, status.value.get(), status.pid.get());
-    assert_eq!(named, (resource as u8, scope as u8, cap, std::process::id()), "{error}");
+    let named = (status.resource, status.scope, status.cap(), status.pid.get());
+    assert_eq!(named, (resource as u8, scope as u8, Some(cap), std::process::id()), "{error}");
 }
 
 /// All processes of a test are in one cgroup, and so in one job.
@@ -182,6 +182,8 @@ fn reload_when_caps_are_lowered_then_what_can_go_goes_and_the_rest_as_it_is_give
     assert_eq!(broker.status().uses.open_leases.now.get(), 9);
     let error = Raw::connect(&broker.socket()).refusal(&owner.handle(9));
     assert_cap(&error, Resource::Fds, Scope::Node, 8);
+    let said = "3 declared by 2 clients for their own memory (own fds) leave 5 for open ones";
+    assert!(error.to_string().contains(said), "{error}");
     grants.truncate(1);
     drop(assert_bytes(client.acquire(&owner.handle(9), patience()).expect("below it again"), 9));
     eventually("below its cap", || broker.status().uses.fds.now.get() <= 8);

@@ -18,8 +18,8 @@ use std::os::fd::{AsFd, OwnedFd};
 fn assert_cap(error: &Error, resource: Resource, scope: Scope, cap: u64) {
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");
-    let named = (status.resource, status.scope, status.value.get());
-    assert_eq!(named, (resource as u8, scope as u8, cap), "{error}");
+    let named = (status.resource, status.scope, status.cap());
+    assert_eq!(named, (resource as u8, scope as u8, Some(cap)), "{error}");
     assert_eq!(status.pid.get(), std::process::id(), "{error}");
 }
 

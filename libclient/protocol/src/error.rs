@@ -151,6 +151,13 @@ const OF_REQUEST: u8 = 0x08;
 /// What is left of it names the scope.
 const SCOPE: u8 = 0x07;
 
+/// Most of what `value` of a `NO_QUOTA` of `fds` can say: of the cap, declared fds, clients.
+const FDS_CAP: u64 = (1 << 28) - 1;
+const DECLARED: u64 = (1 << 20) - 1;
+const CLIENTS: u64 = (1 << 16) - 1;
+const _: () =
+    assert!(FDS_CAP.count_ones() + DECLARED.count_ones() + CLIENTS.count_ones() == u64::BITS);
+
 /// What is said of a cap that an inherited pin meets. Read behind the cap's remedy, which ends with
 /// "raise the cap"; it names the way out of each interface, as the library does not know which one
 /// the reader uses.
@@ -166,7 +173,7 @@ const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
-/// beyond all numbers), `pid` the process that holds most of it, or 0 and a flag in `scope` that
+/// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process that holds most of it, or 0 and a flag in `scope` that
 /// says who does; told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error
 /// code, 0 = it did not answer; `pid` is the owner's, told to its own domain alone. For
 /// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
@@ -224,6 +231,10 @@ impl Status {
 
     /// `NO_QUOTA`: which cap, whose, its value, and the pid of the largest holder (0 = unknown).
     pub fn no_quota(resource: Resource, scope: Scope, cap: u64, pid: u32) -> Self {
+        let cap = match resource {
+            Resource::Fds if cap != NO_CAP => cap.min(FDS_CAP),
+            _ => cap,
+        };
         Status {
             code: U16::new(ErrorCode::NoQuota as u16),
             resource: resource as u8,
@@ -231,6 +242,36 @@ impl Status {
             pid: U32::new(pid),
             value: U64::new(cap),
         }
+    }
+
+    /// The same `NO_QUOTA` of `fds`, where so many of what the cap counts are declared by so many
+    /// clients for their own memory, open or not.
+    pub fn with_declared(self, declared: u64, clients: u64) -> Self {
+        let (declared, clients) = (declared.min(DECLARED), clients.min(CLIENTS));
+        let filled_by =
+            declared << FDS_CAP.count_ones() | clients << (u64::BITS - CLIENTS.count_ones());
+        match self.value.get() {
+            NO_CAP => self,
+            cap => Status { value: U64::new(cap | filled_by), ..self },
+        }
+    }
+
+    /// The cap of a `NO_QUOTA`; `None`: a sum beyond all numbers.
+    pub fn cap(&self) -> Option<u64> {
+        match self.value.get() {
+            NO_CAP => None,
+            value if self.resource == Resource::Fds as u8 => Some(value & FDS_CAP),
+            value => Some(value),
+        }
+    }
+
+    /// Of a `NO_QUOTA` of `fds`: how many fds are declared by clients for their own memory, and by
+    /// how many clients. In `value`: the cap in the lowest 28 bits, these in 20 and in 16 bits
+    /// above, each as much as fits.
+    pub fn declared(&self) -> Option<(u64, u64)> {
+        self.cap().filter(|_| self.resource == Resource::Fds as u8)?;
+        let value = self.value.get() >> FDS_CAP.count_ones();
+        Some((value & DECLARED, value >> DECLARED.count_ones())).filter(|(fds, _)| *fds > 0)
     }
 
     /// Whose cap a `NO_QUOTA` names.
@@ -319,23 +360,29 @@ impl std::fmt::Display for Status {
                 let scope = self.scope().map_or("unknown", Scope::name);
                 let resource = Resource::from_number(self.resource);
                 let name = resource.map_or("unknown", Resource::name);
-                let full = match self.scope & OF_REQUEST {
-                    0 => "is full",
-                    _ => "is less than this request alone",
+                let full = match (self.scope & OF_REQUEST, self.declared()) {
+                    (0, None) => "is full".to_owned(),
+                    (0, Some((fds, clients))) => {
+                        let left = self.cap().unwrap_or_default().saturating_sub(fds);
+                        format!(
+                            "is full: {fds} declared by {clients} clients for their own memory (own fds) leave {left} for open ones"
+                        )
+                    }
+                    _ => "is less than this request alone".to_owned(),
                 };
-                match value {
-                    NO_CAP => {
+                match self.cap() {
+                    None => {
                         write!(f, "NO_QUOTA: {name} of the {scope} cannot be counted any more")?
                     }
-                    share if self.scope & SHARE != 0 => write!(
+                    Some(share) if self.scope & SHARE != 0 => write!(
                         f,
                         "NO_QUOTA: the user's share of the node cap {name}, {share} now, is used up"
                     )?,
-                    cap if resource.is_some_and(|it| it.unit() == Unit::Bytes) => {
+                    Some(cap) if resource.is_some_and(|it| it.unit() == Unit::Bytes) => {
                         let cap = WholeBytes(cap);
                         write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?;
                     }
-                    cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?,
+                    Some(cap) => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?,
                 }
                 match self.pid.get() {
                     0 if self.scope & OF_ANOTHER_USER != 0 => {
@@ -353,6 +400,13 @@ impl std::fmt::Display for Status {
                     _ => it.remedy(),
                 });
                 write!(f, "; {}", remedy.unwrap_or("release what it counts"))?;
+                let of_file =
+                    if self.scope & SHARE != 0 { Some(Scope::Node) } else { self.scope() };
+                if let (Some(resource), Some(scope), Some(_)) = (resource, of_file, remedy)
+                    && resource.is_capped_in(scope)
+                {
+                    write!(f, " (caps.{scope}.{resource})")?;
+                }
                 match resource {
                     _ if self.scope & INHERITED == 0 => Ok(()),
                     Some(Resource::PermanentBytes) => f.write_str(INHERITED_PIN),
@@ -387,7 +441,8 @@ mod tests {
     fn status_when_a_cap_is_full_then_the_remedy_fits_the_resource() {
         let fds = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).to_string();
         assert!(fds.contains("cap fds = 64 is full, most of it held by pid 99; rel"), "{fds}");
-        assert!(fds.ends_with("; release leases or registrations, or raise the cap"), "{fds}");
+        let remedy = "; release leases or registrations, or raise the cap (caps.node.fds)";
+        assert!(fds.ends_with(remedy), "{fds}");
         for (scope, said) in
             [(Scope::Node, "raise limits.max_domains"), (Scope::Domain, "subuid_pools")]
         {
@@ -416,7 +471,7 @@ mod tests {
         assert!(clients.contains("the domain cap connections = 2 is full; end"), "{clients}");
         for resource in Resource::ALL {
             let text = Status::no_quota(*resource, Scope::Node, 1, 0).to_string();
-            assert!(text.ends_with(resource.remedy()), "{text}");
+            assert!(text.contains(resource.remedy()), "{text}");
             // A cap can be raised where there is one, else the configuration has a limit.
             let raised = resource.remedy().split_once(", or raise ").map(|(_, what)| what);
             let is_right = match resource.scopes() {
@@ -427,6 +482,22 @@ mod tests {
         }
         let newer = Status { resource: 200, ..Status::no_quota(Resource::Fds, Scope::Job, 1, 0) };
         assert!(newer.to_string().ends_with("; release what it counts"), "{newer}");
+    }
+
+    #[test]
+    fn status_when_declared_fds_fill_a_cap_then_how_many_by_whom_and_the_key_of_the_file() {
+        let full = Status::no_quota(Resource::Fds, Scope::Job, 256, 7);
+        assert_eq!((full.cap(), full.declared()), (Some(256), None));
+        let full = full.with_declared(105, 52);
+        assert_eq!((full.cap(), full.declared()), (Some(256), Some((105, 52))));
+        let expected = "NO_QUOTA: the job cap fds = 256 is full: 105 declared by 52 clients for their own memory (own fds) leave 151 for open ones, \
+             most of it held by pid 7; release leases or registrations, or raise the cap (caps.job.fds)";
+        assert_eq!(full.to_string(), expected);
+        let most = Status::no_quota(Resource::Fds, Scope::Node, u64::MAX - 1, 0);
+        let most = most.with_declared(u64::MAX, u64::MAX);
+        assert_eq!((most.cap(), most.declared()), (None, None), "all bits: no number");
+        let share = Status::no_quota(Resource::Fds, Scope::Domain, 64, 0).of_share();
+        assert!(share.to_string().ends_with("(caps.node.fds)"), "{share}");
     }
 
     #[test]

@@ -163,6 +163,7 @@ fn unkept_because(errno: u32) -> Option<String> {
 /// The resources that lists show of a client, a job or a user when nothing else is asked for.
 pub const SHOWN: &[Resource] = &[
     Resource::Fds,
+    Resource::OwnFds,
     Resource::HeldFds,
     Resource::HeldBytes,
     Resource::OpenLeases,

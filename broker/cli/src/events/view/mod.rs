@@ -5,7 +5,7 @@ use super::stream::Back;
 use crate::output::{commas, human_size, seconds_of_us};
 use crate::records::client_name;
 use fdbroker_protocol::admin::{EventKind, EventRecord};
-use fdbroker_protocol::{AllocationId, ErrorCode, NO_CAP, Resource, Scope, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 use serde::{Serialize, Serializer};
 
 /// An event in JSON.
@@ -48,7 +48,7 @@ impl EventView {
             error: status.result().err().map(ErrorCode::name),
             resource: Resource::from_number(status.resource).map(Resource::name),
             scope: status.scope().map(Scope::name),
-            cap: Some(status.value.get()).filter(|cap| is_quota && *cap != NO_CAP),
+            cap: status.cap().filter(|_| is_quota),
             largest_pid: Some(status.pid.get()).filter(|pid| *pid != 0),
             lost: Some(record.lost.get()).filter(|lost| *lost != 0),
         }

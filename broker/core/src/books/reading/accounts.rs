@@ -65,6 +65,10 @@ impl Books {
             && matches!(blocked.resource, SHARE_OF_FDS | Resource::TablePlaces);
         let full = Status::no_quota(resource, kind, cap, 0);
         let full = if is_share { full.of_share() } else { full };
+        let full = match resource {
+            Resource::Fds => self.with_declared(full, scope),
+            _ => full,
+        };
         if !is_share && account.counted(counted) == 0 && resource != Resource::TablePlaces {
             return full.of_request();
         }
@@ -85,6 +89,17 @@ impl Books {
             (held, _) if of_nobody > held => full.of_no_process(),
             (_, pid) => Status { pid: pid.into(), ..full },
         }
+    }
+
+    /// The same NO_QUOTA of fds, with what clients of the scope declare for their own memory.
+    fn with_declared(&self, full: Status, scope: ScopeId) -> Status {
+        let own = |it: &Client| self.ledger[it.scope].account.now(Resource::OwnFds);
+        let declaring = self
+            .clients
+            .iter()
+            .filter(|(_, it)| own(it) > 0 && self.ledger.path(it.scope).any(|of| of == scope));
+        let declared = self.ledger[scope].account.now(Resource::OwnFds);
+        full.with_declared(declared, declaring.count() as u64)
     }
 
     /// A NO_QUOTA as a client is told it: pids of its own domain's processes alone.

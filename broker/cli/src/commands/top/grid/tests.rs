@@ -15,10 +15,10 @@ fn drawn(width: u16, height: u16, pid: u32, name: &str) -> Vec<String> {
 #[test]
 fn draw_when_wide_then_all_columns_aligned() {
     let expected = [
-        "PID NAME   UID FDS SILENT HELD_FDS HELD_BYTES OPEN_LEASES MAPPED_LEASES ALLOCATIONS RESERVED_PLACES",
-        "  7 rank-0   0   0 no            0        0 B           0             0           0               0",
+        "PID NAME   UID FDS SILENT OWN_FDS HELD_FDS HELD_BYTES OPEN_LEASES MAPPED_LEASES ALLOCATIONS RESERVED_PLACES",
+        "  7 rank-0   0   0 no           0        0        0 B           0             0           0               0",
     ];
-    assert_eq!(drawn(100, 2, 7, "rank-0"), expected);
+    assert_eq!(drawn(108, 2, 7, "rank-0"), expected);
 }
 
 #[test]
