@@ -417,6 +417,13 @@ pub const MESSAGES_PER_CHORE: usize = 32;
 /// and some more.
 pub const STORED_BESIDE_KEPT: u64 = 128;
 
+/// Entries of the service manager's store for so many kept allocations, and all that is beside
+/// them.
+pub fn store_entries(kept_allocations: u64, table_fds: u64) -> u64 {
+    let carriers = 2 * kept_carriers(table_fds) as u64;
+    kept_allocations.saturating_add(STORED_BESIDE_KEPT + carriers)
+}
+
 /// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is
 /// more than the caps let all objects have
 /// ([`MOST_METADATA_BYTES`](fdbroker_core::limits::MOST_METADATA_BYTES)): no user can fill it. Only

@@ -149,6 +149,13 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
+    let short = server.store_short();
+    if short > 0 {
+        log::warn!(
+            "caps.node.kept_allocations is more than the service manager's store has room for: {short} of them would be lost in a crash; \
+             raise FileDescriptorStoreMax= of the unit by {short}, or lower the cap"
+        );
+    }
     if let Err(error) = server.settings.keep_as_good() {
         log::warn!("the configuration is not kept for a start with a broken one: {error}");
     }

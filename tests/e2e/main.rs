@@ -7,6 +7,7 @@ mod common;
 mod support;
 
 mod ahead;
+mod broken_config;
 mod cache;
 mod comeback;
 mod counts;

@@ -342,8 +342,9 @@ reload_checks() {
   check "a client's sixth allocation is refused: NO_QUOTA, allocations = 5" soon refuses_six
   check "who had more keeps it" everything_is_there
   echo 'colour = 1' >> /etc/fdbroker/fdbrokerd.toml
-  reload
-  check "a configuration that cannot be read changes nothing, and is named" bash -c \
+  refuses_reload() { ! reload; }
+  check "a reload fails for a configuration that cannot be read" refuses_reload
+  check "it changes nothing, and is named" bash -c \
     'for i in $(seq 100); do journalctl --no-pager -u fdbrokerd.service | grep -q colour && exit 0; sleep 0.1; done; exit 1'
   sed -i '/^colour/d' /etc/fdbroker/fdbrokerd.toml
   allocations_cap '#allocations = 524288'
@@ -358,6 +359,17 @@ reload_checks() {
   }
   check "SIGHUP raises it again" takes_six
   check "all that in one process" is "$(pid)" "$before"
+  echo 'colour = 1' >> /etc/fdbroker/fdbrokerd.toml
+  restart_broken() { systemctl restart fdbrokerd.service; is_new "$before"; }
+  check "a restart with it: a broker serves, with what was there" restart_broken
+  records() { journalctl --no-pager -o cat -p err _SYSTEMD_UNIT=fdbrokerd.service "_PID=$(pid)"; }
+  check "one record says why, under -p err, with key and remedy" is "$(records | grep -c 'colour = 1.*correct the line')/$(records | wc -l)" 1/1
+  check "and so does the status" is "$(number config_refused)" 1
+  check "who had something keeps it" everything_is_there
+  sed -i '/^colour/d' /etc/fdbroker/fdbrokerd.toml
+  reload
+  takes_mended() { is "$(number config_refused)" 0; }
+  check "a mended one is taken by a reload" soon takes_mended
   check "and no client noticed" only_ok lasting
 }
 [ "$selection" != full ] || reload_checks

@@ -27,6 +27,9 @@ impl View<'_> {
         if let Some(whole) = self.node() {
             gauges.sockets_away = whole.warden.away() as u64;
             gauges.sockets_unkept = whole.warden.unkept().0 as u64;
+            gauges.store_short = whole.store_short;
+            gauges.config_refused = whole.is_config_refused.into();
+            gauges.lanes_hung = whole.fds.lanes_hung() as u64;
         }
         NodeStatus {
             pid: std::process::id().into(),

@@ -40,6 +40,10 @@ pub(crate) struct Whole<'a> {
     pub listeners: &'a [ListenerSettings],
     /// The caps of the configuration.
     pub configured: CapsOfScopes,
+    /// Entries that the service manager's store lacks for the caps.
+    pub store_short: u64,
+    /// The configuration file is not what is served with.
+    pub is_config_refused: bool,
     pub incarnation: u64,
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.

@@ -32,6 +32,11 @@ impl SlowLanes {
         self.next.into_iter().chain(self.next_for_hung).min()
     }
 
+    /// Lanes whose job hung at the last look.
+    pub fn hung(&self) -> usize {
+        self.hung.len()
+    }
+
     /// Looks if it is time to.
     pub fn look(&mut self, closers: &mut Closers, now: Now) -> LaneNews {
         LaneNews { slow: self.look_for_slow(closers, now), hung: self.look_for_hung(closers, now) }

@@ -346,6 +346,11 @@ impl FdTable {
         self.slow.due()
     }
 
+    /// As for [`SlowLanes::hung`].
+    pub fn lanes_hung(&self) -> usize {
+        self.slow.hung()
+    }
+
     /// As for [`SlowLanes::look`].
     pub fn look_at_lanes(&mut self) -> LaneNews {
         let news = self.slow.look(&mut self.closers, self.now);

@@ -101,6 +101,13 @@ impl Manager {
         usize::try_from(left).unwrap_or(usize::MAX)
     }
 
+    /// How many entries its store lacks to have so many. One that does not say how many it has is
+    /// an older systemd.
+    pub fn entries_short_of(&self, wanted: u64) -> u64 {
+        let most = self.store_entries.filter(|_| self.has_store);
+        most.map_or(0, |most| wanted.saturating_sub(most))
+    }
+
     /// When it is to hear something.
     pub fn due(&self) -> Option<Now> {
         let alive = self.watchdog.map(|_| self.next_alive);
@@ -296,6 +303,15 @@ mod tests {
         let [first, reload, _third] = &heard[..] else { panic!("{heard:?}") };
         assert_eq!(first, "READY=1\nSTATUS=first\n");
         assert!(reload.starts_with("RELOADING=1\n"), "{reload}");
+    }
+
+    #[test]
+    fn entries_short_of_when_the_store_is_smaller_than_the_caps_then_what_it_lacks() {
+        // As the unit has it, and with a cap that somebody has raised.
+        let wanted = |kept| crate::limits::store_entries(kept, 1 << 20);
+        let short = |kept| Manager::pair().0.with_entries(1408).entries_short_of(wanted(kept));
+        assert_eq!((short(1024), short(4096)), (0, 4480 - 1408));
+        assert_eq!(Manager::pair().0.entries_short_of(wanted(4096)), 0, "it does not say");
     }
 
     #[test]

@@ -37,6 +37,9 @@ table! {
     UsersAway = 5, users_away, "users that are not served now, because their messages took the broker long";
     SocketsAway = 6, sockets_away, "sockets of the broker that somebody has removed or replaced, and that cannot be put back";
     SocketsUnkept = 7, sockets_unkept, "sockets of the broker that could not be put back if somebody removed or replaced them";
+    ConfigRefused = 8, config_refused, "1 while the configuration file is refused: the broker serves with the settings of before";
+    LanesHung = 9, lanes_hung, "processes of the broker that hang in a call on a client's fd";
+    StoreShort = 10, store_short, "entries that the service manager's store lacks for all allocations that may be kept: these would be lost in a crash";
 }
 
 table! {

@@ -57,9 +57,8 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
     if status.draining {
         out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;
     }
-    if let Some(warning) = status.sockets_warning() {
-        out.text(&format!("{warning}\n\n"))?;
-    }
+    let warnings = [status.config_warning().map(String::from), status.sockets_warning()];
+    warnings.into_iter().flatten().try_for_each(|it| out.text(&format!("{it}\n\n")))?;
     let rows = status.uses.iter().filter(|(_, item)| item.is_counted);
     let rows = rows.map(|(resource, item)| row(resource, item));
     Columns::new(COLUMNS, true).write(rows.collect(), out)?;

@@ -128,6 +128,15 @@ impl From<&NodeStatus> for StatusView {
 }
 
 impl StatusView {
+    /// What is to be said of the configuration, if the broker does not serve with it.
+    pub fn config_warning(&self) -> Option<&'static str> {
+        self.gauges[Gauge::ConfigRefused].filter(|refused| *refused > 0)?;
+        Some(
+            "the configuration file is refused: the broker serves with the settings of before; `fdbrokerd --check-config` says why, \
+             `systemctl reload fdbrokerd` takes a mended one",
+        )
+    }
+
     /// What is to be said of the broker's sockets, if they are not in order.
     pub fn sockets_warning(&self) -> Option<String> {
         let count = |gauge: Gauge| self.gauges[gauge].filter(|count| *count > 0);

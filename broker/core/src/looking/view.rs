@@ -137,6 +137,9 @@ impl Core {
                 users_away: 0,
                 sockets_away: 0,
                 sockets_unkept: 0,
+                config_refused: 0,
+                lanes_hung: 0,
+                store_short: 0,
             },
             counters: self.books.counters,
         }

@@ -24,7 +24,7 @@ use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
 use crate::journal::Journal;
 use crate::kept::store::CrashStore;
-use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets};
+use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets, store_entries};
 use crate::manager::notify::Manager;
 use crate::messages::requests::Scratch;
 use crate::node::listeners::Listener;
@@ -43,7 +43,7 @@ use crate::settings::effective::caps_of;
 use crate::settings::reload::Rereading;
 use fdbroker_core::{ClientId, Config, Core, Now};
 use fdbroker_protocol::limits::AHEAD_FDS;
-use fdbroker_protocol::Writer;
+use fdbroker_protocol::{Resource, Writer};
 use mio::Poll;
 use std::collections::VecDeque;
 use std::io;
@@ -218,6 +218,12 @@ impl Server {
         self.connections.is_empty() && self.connections.lobby.callers().is_empty()
     }
 
+    /// Entries that the service manager's store lacks for what the caps let be kept.
+    pub fn store_short(&self) -> u64 {
+        let kept = self.core.caps().node[Resource::KeptAllocations];
+        self.manager.entries_short_of(store_entries(kept, self.settings.table_fds))
+    }
+
     /// What is shown to whoever sees so much.
     pub fn view(&self, sight: Sight) -> View<'_> {
         let whole = Whole {
@@ -233,6 +239,8 @@ impl Server {
             identity: self.node.identity(),
             listeners: &self.settings.listeners,
             configured: caps_of(&self.settings),
+            store_short: self.store_short(),
+            is_config_refused: self.settings.refused.is_some(),
             incarnation: self.node.page().incarnation(),
             now: self.now,
             started: self.waits.started(),

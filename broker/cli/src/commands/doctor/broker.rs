@@ -10,7 +10,7 @@ use crate::records::StatusView;
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, HostMemory, MemoryKind, default_socket_path,
 };
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{ErrorCode, NO_CAP};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -64,6 +64,12 @@ pub fn checks() -> Vec<Check> {
     });
     checks.extend(administration(status));
     checks
+}
+
+/// The broker's cap of kept allocations, if it says one.
+pub fn kept_cap() -> Option<u64> {
+    let limits = viewing::connect_quietly().and_then(|mut admin| admin.limits()).ok()?;
+    Some(limits.in_force.node.kept_allocations.get()).filter(|cap| *cap != NO_CAP)
 }
 
 /// Whether a broker serves this user, by the checks made.
@@ -234,6 +240,8 @@ fn administration(status: Result<(StatusView, PathBuf)>) -> Vec<Check> {
     });
     let mut checks = vec![AREA.ok(name, found)];
     checks.extend(near);
+    let refused = status.config_warning();
+    checks.extend(refused.map(|found| AREA.fail("configuration", found, "mend the file")));
     let remedy = "see SECURITY.md, \"The places of sockets\": mount their directory into containers for reading alone";
     checks.extend(
         status.sockets_warning().map(|found| AREA.warn("places of sockets", found, remedy)),

@@ -3,6 +3,7 @@
 
 use super::check::{Area, Check};
 use super::program::answer;
+use fdbrokerd::limits::{MAX_TABLE_FDS, store_entries};
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
@@ -13,19 +14,19 @@ const AREA: Area = Area("service");
 /// Longest wait. The service manager needs milliseconds, under load a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// FileDescriptorStoreMax of the unit in systemd/. A smaller number was set by hand.
-const SHIPPED_STORE: u64 = 1408;
+/// Kept allocations, where no broker says its cap: the default.
+const DEFAULT_KEPT: u64 = 1024;
 
 const PROPERTIES: &str =
     "LoadState,ActiveState,FileDescriptorStoreMax,NFileDescriptorStore,LimitNOFILE";
 
-/// All checks of the service; none without systemd.
-pub fn checks() -> Vec<Check> {
+/// All checks of the service; none without systemd. `kept`: the broker's cap of kept allocations.
+pub fn checks(kept: Option<u64>) -> Vec<Check> {
     if !Path::new("/run/systemd/system").exists() {
         return Vec::new();
     }
     match show() {
-        Ok(text) => judge(&properties(&text)),
+        Ok(text) => judge(&properties(&text), kept.unwrap_or(DEFAULT_KEPT)),
         Err(why) => vec![AREA.warn("fdbrokerd.service", why, "see `systemctl status fdbrokerd`")],
     }
 }
@@ -43,7 +44,7 @@ fn properties(text: &str) -> HashMap<&str, &str> {
     text.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
-fn judge(found: &HashMap<&str, &str>) -> Vec<Check> {
+fn judge(found: &HashMap<&str, &str>, kept: u64) -> Vec<Check> {
     let word = |name: &str| found.get(name).copied().unwrap_or_default();
     let number = |name: &str| word(name).parse::<u64>().unwrap_or_default();
     let name = "fdbrokerd.service";
@@ -60,16 +61,17 @@ fn judge(found: &HashMap<&str, &str>) -> Vec<Check> {
     };
     let (most, held) = (number("FileDescriptorStoreMax"), number("NFileDescriptorStore"));
     let stored = format!("{held} of {most} fds");
+    let needed = store_entries(kept, MAX_TABLE_FDS.min(number("LimitNOFILE")));
     let store = match most {
         0 => AREA.fail(
             "fd store",
             "off: a restart loses every fd",
             "FileDescriptorStoreMax= of systemd/fdbrokerd.service; systemctl daemon-reload",
         ),
-        1..SHIPPED_STORE => AREA.warn(
+        most if most < needed => AREA.warn(
             "fd store",
-            stored,
-            format!("kept allocations beyond it are lost in a crash: FileDescriptorStoreMax={SHIPPED_STORE}"),
+            format!("{stored}, and {kept} allocations may be kept (caps.node.kept_allocations)"),
+            format!("what is beyond it is lost in a crash: FileDescriptorStoreMax={needed}, or a lower cap"),
         ),
         _ => AREA.ok("fd store", stored),
     };
@@ -82,12 +84,23 @@ mod tests {
     use super::*;
 
     fn verdicts(text: &str) -> Vec<Verdict> {
-        judge(&properties(text)).into_iter().map(|check| check.verdict).collect()
+        judge(&properties(text), 1024).into_iter().map(|check| check.verdict).collect()
     }
 
     #[test]
     fn judge_when_not_installed_then_ok_and_said() {
         assert_eq!(verdicts("LoadState=not-found\nActiveState=inactive\n"), [Verdict::Ok]);
+    }
+
+    #[test]
+    fn judge_when_the_store_is_smaller_than_the_cap_of_what_is_kept_then_the_number_that_is_needed()
+    {
+        let text = "LoadState=loaded\nActiveState=active\nFileDescriptorStoreMax=1408\nNFileDescriptorStore=3\n\
+            LimitNOFILE=1048576\n";
+        let store = |kept| judge(&properties(text), kept).remove(1);
+        assert_eq!(store(1024).verdict, Verdict::Ok);
+        assert_eq!(store(4096).verdict, Verdict::Warn);
+        assert!(store(4096).remedy.unwrap_or_default().contains("FileDescriptorStoreMax=4480"));
     }
 
     #[test]
