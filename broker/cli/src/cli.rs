@@ -37,7 +37,8 @@ Environment:
                           else /run/fdbroker-admin/admin.sock
   NO_COLOR                if set, no colours on the terminal
 
-Exit status: 0 done; 1 error; 2 usage; 3 no broker answers; 4 not found or denied; 5 findings. `run` ends with the
+Exit status: 0 done; 1 error; 2 usage; 3 no broker; 4 not found or denied; 5 findings; 6 the broker does not answer (it
+is stopped, hangs or is overloaded). `health` has 0, 1 and 2 for what it finds. `run` ends with the
 status of its command: 127 if there is no such command, 128 + N if signal N killed it.";
 
 /// Share memory between the processes of a node without running out of file descriptors.
@@ -59,6 +60,7 @@ pub enum Command {
     Run(run::Args),
     Demo(demo::Args),
     Status(status::Args),
+    Health(health::Args),
     /// List the allocations
     #[command(after_long_help = after_help(allocations::EXAMPLES))]
     Ls(ListArgs),

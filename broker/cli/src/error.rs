@@ -14,12 +14,14 @@ pub mod exit {
     pub const ERROR: u8 = 1;
     /// Wrong usage; also clap's.
     pub const USAGE: u8 = 2;
-    /// No broker answers.
+    /// There is no broker.
     pub const NO_BROKER: u8 = 3;
     /// Not found, or denied.
     pub const NOT_FOUND: u8 = 4;
     /// `audit` or `doctor` has found faults.
     pub const FINDINGS: u8 = 5;
+    /// There is a broker, and it does not answer.
+    pub const NO_ANSWER: u8 = 6;
 }
 
 /// Why a command was not done. Each message names the cause and, after a semicolon, the remedy.
@@ -146,20 +148,17 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Error::Usage(_) => exit::USAGE,
-            Error::NoBroker { .. }
-            | Error::BrokerEnded { .. }
-            | Error::BrokerGone { .. }
-            | Error::NoAnswer { .. } => exit::NO_BROKER,
+            Error::NoBroker { .. } | Error::BrokerEnded { .. } | Error::BrokerGone { .. } => {
+                exit::NO_BROKER
+            }
+            Error::NoAnswer { .. } => exit::NO_ANSWER,
             Error::Denied { .. }
             | Error::OutsidePods { .. }
             | Error::Stranger { .. }
             | Error::NotFound(_)
             | Error::NotAdministrator(_)
             | Error::OfWhole(_) => exit::NOT_FOUND,
-            // Without a word of the broker it is the broker that did not answer in time.
-            Error::Client(error) if error.code == ErrorCode::TimedOut && error.status.is_none() => {
-                exit::NO_BROKER
-            }
+            Error::Client(error) if is_no_answer(error) => exit::NO_ANSWER,
             Error::Client(error) => status_of(error.code),
             Error::Refused(code) => status_of(*code),
             Error::OutputClosed => exit::OK,
@@ -167,6 +166,13 @@ impl Error {
             _ => exit::ERROR,
         }
     }
+}
+
+/// Whether the broker is there and says nothing: it has not answered in time, or not even hello.
+fn is_no_answer(error: &fdbroker_client::Error) -> bool {
+    let is_late = error.code == ErrorCode::TimedOut;
+    let is_unheard = || error.context.ends_with("the broker does not answer");
+    error.status.is_none() && (is_late || is_unheard())
 }
 
 /// The exit status of a refusal.

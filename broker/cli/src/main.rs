@@ -61,6 +61,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(args)?,
         Command::Demo(args) => demo::run(&args)?,
         Command::Status(args) => done(status::run(args))?,
+        Command::Health(_) => health::run()?,
         Command::Ls(args) => done(List::show("allocations", allocations::COLUMNS, &args))?,
         Command::Clients(args) => done(List::show("clients", &clients::COLUMNS, &args))?,
         Command::Holders(args) => done(holders::run(args))?,

@@ -12,6 +12,7 @@ pub mod drain;
 pub mod evict;
 pub mod get;
 pub mod gpus;
+pub mod health;
 pub mod holders;
 pub mod limits;
 pub mod man;

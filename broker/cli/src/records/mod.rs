@@ -137,6 +137,14 @@ impl StatusView {
         )
     }
 
+    /// What is used to so much of its cap, with the cap, that requests will soon wait or fail.
+    pub fn nearly_full(&self) -> impl Iterator<Item = (Resource, &UseView, u64)> {
+        let all = self.uses.iter().filter_map(|(resource, used)| Some((resource, used, used.cap?)));
+        all.filter(|(_, used, cap)| {
+            u128::from(used.counted()) * 100 >= u128::from(*cap) * u128::from(NEARLY_ALL)
+        })
+    }
+
     /// What is to be said of the broker's sockets, if they are not in order.
     pub fn sockets_warning(&self) -> Option<String> {
         let count = |gauge: Gauge| self.gauges[gauge].filter(|count| *count > 0);
@@ -151,6 +159,9 @@ impl StatusView {
         Some(format!("{sockets} could not be put back if somebody removed them: {why}"))
     }
 }
+
+/// Percent of a cap that are nearly all of it.
+const NEARLY_ALL: u64 = 90;
 
 fn unkept_because(errno: u32) -> Option<String> {
     let errno = Errno::from_raw(i32::try_from(errno).unwrap_or_default());

@@ -10,6 +10,7 @@ mod config;
 mod cuda;
 mod demo;
 mod doctor;
+mod health;
 mod join;
 mod join_names;
 mod limits;

@@ -36,9 +36,6 @@ const PAGE_BYTES: usize = 4096;
 /// Bytes of a socket's path (unix(7): `sun_path`, and a zero byte at its end).
 const LONGEST_PATH: usize = 107;
 
-/// A cap that is used to this percentage will soon make requests wait or fail.
-const NEARLY_ALL: u64 = 90;
-
 const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/install.sh for the node; or name its socket in FDBROKER_SOCKET";
 
 /// Of a connection: the code's own words are about allocations.
@@ -227,16 +224,14 @@ fn administration(status: Result<(StatusView, PathBuf)>) -> Vec<Check> {
         status.pid,
         status.uses.connections.now
     );
-    let near = status.uses.iter().filter_map(|(resource, used)| {
-        let cap = used.cap?;
-        let is_near = u128::from(used.counted()) * 100 >= u128::from(cap) * u128::from(NEARLY_ALL);
+    let near = status.nearly_full().map(|(resource, used, cap)| {
         let show = |number| records::amount(resource, number);
         let reserved = match used.reserved {
             0 => String::new(),
             reserved => format!(", {} of them reserved", show(reserved)),
         };
         let found = format!("{} of {} {resource}{reserved}", show(used.counted()), show(cap));
-        is_near.then(|| AREA.warn("caps", found, "see who has them with `fdbroker clients` and `fdbroker holders`; raise the cap, or wait"))
+        AREA.warn("caps", found, "see who has them with `fdbroker clients` and `fdbroker holders`; raise the cap, or wait")
     });
     let mut checks = vec![AREA.ok(name, found)];
     checks.extend(near);
