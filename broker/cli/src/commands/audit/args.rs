@@ -22,7 +22,7 @@ Findings:
   thread_table   a thread has more fds in an fd table of its own (unshare(CLONE_FILES)) than leases explain
   zombie_leader  the first thread of a process has ended, others live on: /proc/PID/fd shows nothing
   io_uring       files of shared memory are registered with a ring: they stay open when their fds are closed
-  stopped_owner  an owner is stopped, and cannot give evicted memory again
+  stopped_owner  an owner is stopped, or its cgroup frozen, and cannot give evicted memory again
   drift          the broker's fds do not match its ledger; only where all of the ledger is seen
 
 What has ended is recognised as long as the broker remembers it: 65,536 files, 8,192 of each user, until a crash. Not CUDA memory:
@@ -36,7 +36,8 @@ Examples:
   fdbroker audit --pid 4711 --verbose
   fdbroker audit --json
 
-Exit status: 0 no findings, 4 no such process, 5 findings.";
+Exit status: 0 no findings; 1 none, but clients or the broker could not be looked at: run it as root; 4 no such process;
+5 findings.";
 
 /// Compare the ledger with /proc: leaks, forgotten leases, copies of ended memory
 #[derive(Debug, clap::Args)]

@@ -26,7 +26,7 @@ mod unleased;
 pub use args::Args;
 
 use crate::admin::{Admin, viewing};
-use crate::error::{Error, Result, exit};
+use crate::error::{Error, Result};
 use book::{Book, Look};
 use fdbroker_protocol::MemoryKind;
 use finding::{Finding, Identity};
@@ -68,11 +68,12 @@ pub fn run(args: &Args) -> Result<u8> {
         fds: look.scan.fds,
         looks: looks as u64,
         not_looked_at: gaps(&look, args.pid),
+        unread_parties: unread_parties(&look, args.pid) as u64,
         ..Report::default()
     };
     report.add(found);
     report.print(args.json, args.verbose)?;
-    Ok(if report.findings.is_empty() { exit::OK } else { exit::FINDINGS })
+    Ok(report.exit_status())
 }
 
 fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
@@ -220,6 +221,17 @@ fn confirm(
 fn confirmed(now: Vec<Finding>, before: &[Finding]) -> Vec<Finding> {
     let known: BTreeSet<Identity> = before.iter().map(Finding::identity).collect();
     now.into_iter().filter(|finding| known.contains(&finding.identity())).collect()
+}
+
+/// How many processes that the ledger is about could not be looked at: clients and, where all of
+/// the ledger is seen, the broker.
+fn unread_parties(look: &Look, wanted: Option<u32>) -> usize {
+    let ledger = &look.after;
+    let is_read = |pid: &u32| look.scan.processes.get(pid).is_some_and(|it| it.unread.is_none());
+    let is_hidden = |pid: &u32| !is_read(pid) && !is_gone(*pid);
+    let clients = ledger.clients.keys().copied();
+    let parties = clients.chain(Some(ledger.broker).filter(|_| ledger.is_whole));
+    parties.filter(|pid| wanted.is_none_or(|wanted| wanted == *pid)).filter(is_hidden).count()
 }
 
 /// What was not looked at, and why; of the process `wanted`, if it is among it, by itself.

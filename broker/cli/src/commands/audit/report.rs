@@ -3,8 +3,10 @@
 
 use super::finding::{Finding, Kind, first};
 use super::limits::{MAX_LISTED, MAX_REPORTED};
-use crate::error::Result;
+use crate::error::{Result, exit};
 use crate::output::{Column, Columns, Output, Side, commas, counted, human_size, human_time};
+use crate::records;
+use crate::table::Value;
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +16,7 @@ const COLUMNS: &[Column] = &[
     Column("PID", Side::Right),
     Column("FD", Side::Left),
     Column("COMMAND", Side::Left),
+    Column("USER", Side::Left),
     Column("JOB", Side::Left),
     Column("ALLOCATION", Side::Left),
     Column("SIZE", Side::Right),
@@ -41,6 +44,8 @@ pub struct Report {
     pub fds: u64,
     /// What could not be looked at, with the reason: how often.
     pub not_looked_at: BTreeMap<String, u64>,
+    /// Clients, and the broker, that could not be looked at.
+    pub unread_parties: u64,
     /// Looks in which the findings held.
     pub looks: u64,
 }
@@ -53,6 +58,15 @@ impl Report {
             all.into_iter().partition(|finding| finding.kind.is_note());
         (self.findings, self.more_findings) = cut(findings);
         (self.notes, self.more_notes) = cut(notes);
+    }
+
+    pub fn exit_status(&self) -> u8 {
+        match (self.findings.len(), self.unread_parties) {
+            (0, 0) => exit::OK,
+            // That nothing is found says nothing.
+            (0, _) => exit::ERROR,
+            _ => exit::FINDINGS,
+        }
     }
 
     pub fn print(&self, json: bool, verbose: bool) -> Result<()> {
@@ -91,6 +105,12 @@ impl Report {
         for (what, count) in &self.not_looked_at {
             out.text(&format!("not looked at ({}): {what}\n", commas(*count)))?;
         }
+        if self.unread_parties > 0 {
+            let parties = counted(self.unread_parties, "process");
+            out.text(&format!(
+                "incomplete: {parties} that the ledger is about could not be looked at\n"
+            ))?;
+        }
         Ok(())
     }
 
@@ -123,12 +143,21 @@ fn row(finding: &Finding) -> Vec<String> {
         optional(finding.pid.map(|pid| pid.to_string())),
         text(&fds(&finding.fds)),
         text(&finding.command),
+        optional(finding.uid.map(user)),
         text(&short(&finding.job)),
         optional(finding.allocation.map(|id| named(id, finding.virtual_fd))),
         optional(finding.size_bytes.map(human_size)),
         optional(finding.age_ms.map(human_time)),
         finding.what.clone(),
     ]
+}
+
+/// The name of a user, or its number.
+fn user(uid: u32) -> String {
+    match records::user(uid) {
+        Value::Text(name) => name.to_string(),
+        _ => uid.to_string(),
+    }
 }
 
 /// `5,7`; of many the first, and how many more there are: `5,7,8,9,10,11,12,13,+4`.
@@ -204,9 +233,19 @@ mod tests {
     }
 
     #[test]
+    fn exit_status_when_nothing_is_found_then_good_only_if_all_were_looked_at() {
+        let mut report = Report::default();
+        assert_eq!(report.exit_status(), exit::OK);
+        report.unread_parties = 1;
+        assert_eq!(report.exit_status(), exit::ERROR);
+        report.add(vec![Finding::new(Kind::Leak, "l")]);
+        assert_eq!(report.exit_status(), exit::FINDINGS);
+    }
+
+    #[test]
     fn row_when_little_is_known_then_dashes() {
         let row = row(&Finding::new(Kind::Drift, "what"));
         assert_eq!(row.len(), COLUMNS.len());
-        assert_eq!(row[1..8], ["-", "-", "-", "-", "-", "-", "-"]);
+        assert_eq!(row[1..9], ["-"; 8]);
     }
 }

@@ -130,11 +130,28 @@ fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
             process.unread = Some(why);
         }
     }
-    process.job = read(Path::new(&format!("{base}/cgroup")), MAX_FILE_BYTES)
-        .ok()
-        .and_then(|text| fdbrokerd::schedulers::job_name(&text))
-        .unwrap_or_default();
+    let cgroup = read(Path::new(&format!("{base}/cgroup")), MAX_FILE_BYTES).unwrap_or_default();
+    process.job = fdbrokerd::schedulers::job_name(&cgroup).unwrap_or_default();
+    // Its state does not show that.
+    if whose.clients.contains_key(&pid) && !process.is_dead() && is_frozen(&cgroup) {
+        process.state = 'T';
+    }
     scan.processes.insert(pid, process);
+}
+
+/// Whether the cgroup in the text of /proc/PID/cgroup is frozen (cgroups(7)): by `systemctl freeze`
+/// or a container engine's pause.
+fn is_frozen(cgroup: &str) -> bool {
+    let says = |path: String, what: &str| {
+        read(Path::new(&path), MAX_FILE_BYTES).is_ok_and(|text| text.lines().any(|it| it == what))
+    };
+    cgroup.lines().any(|line| match line.split_once(':').and_then(|(_, of)| of.split_once(':')) {
+        Some(("", path)) => says(format!("/sys/fs/cgroup{path}/cgroup.events"), "frozen 1"),
+        Some(("freezer", path)) => {
+            says(format!("/sys/fs/cgroup/freezer{path}/freezer.state"), "FROZEN")
+        }
+        _ => false,
+    })
 }
 
 /// Whether a process is one of the broker's lanes, or the one from which they are started: these

@@ -8,7 +8,7 @@ use super::ledger::{Allocation, Client, Files, Lease, Ledger, MemoryKey};
 use super::limits::{LOOKS, LOOKS_AT_WORK};
 use super::process::{Buffer, Mapped, MemoryFd, Process, Queue, Ring};
 use super::tombstones::EndedFile;
-use super::{check_wanted, confirm, confirmed, gaps, judge};
+use super::{check_wanted, confirm, confirmed, gaps, judge, unread_parties};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 
@@ -408,6 +408,27 @@ fn judge_when_a_process_could_not_be_read_then_nothing_of_it() {
     world.process(HOLDER).unread = Some("no".into());
     world.process(BROKER).unread = Some("no".into());
     assert_eq!(world.found(), []);
+}
+
+#[test]
+fn unread_parties_when_clients_or_the_broker_are_not_readable_then_counted_and_strangers_are_not() {
+    let mut world = World::new(MemoryKind::Memfd);
+    // A process that lives, and so is not gone.
+    let own = std::process::id();
+    let process = Process { unread: Some("no".into()), ..Process::default() };
+    world.0.scan.processes.insert(own, process);
+    assert_eq!(unread_parties(&world.0, None), 0);
+    world.both(|ledger| {
+        ledger.clients.insert(own, Client { silent: false });
+    });
+    assert_eq!((unread_parties(&world.0, None), unread_parties(&world.0, Some(OWNER))), (1, 0));
+    world.both(|ledger| {
+        ledger.clients.remove(&own);
+        ledger.broker = own;
+    });
+    assert_eq!(unread_parties(&world.0, None), 1);
+    world.both(|ledger| ledger.is_whole = false);
+    assert_eq!(unread_parties(&world.0, None), 0);
 }
 
 #[test]

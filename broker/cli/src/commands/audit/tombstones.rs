@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::records::job_label;
 use fdbroker_protocol::admin::TombstoneRecord;
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
+use fdbrokerd::schedulers::is_job_name;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The ended allocations that had one file.
@@ -69,7 +70,10 @@ impl Tombstones {
         if age_ms < file.age_ms {
             let reason = ErrorCode::from_number(record.code.get());
             file.reason = reason.map_or_else(String::new, |code| code.name().to_owned());
-            file.job = job_label(record.job, &record.job_name).unwrap_or_default();
+            // A key names nothing to people.
+            file.job = job_label(record.job, &record.job_name)
+                .filter(|label| is_job_name(label))
+                .unwrap_or_default();
             (file.id, file.age_ms) = (id, age_ms);
         }
     }
