@@ -179,8 +179,32 @@ check "the user is there" grep -q '^fdbroker:' "$fedora/etc/passwd"
 check "the directories are there" same "fdbroker 755 fdbroker 700" "$(inside "$fedora" stat -c '%U %a' /run/fdbroker /run/fdbroker-admin | xargs)"
 check "the programs run" same "fdbroker $version" "$(inside "$fedora" fdbroker --version)"
 scripts=$(rpm -qp --scripts "$(rpm_of fdbroker)")
-check "an upgrade restarts the service, and no socket" same "1 0" \
-  "$(grep -c 'try-restart fdbrokerd.service' <<< "$scripts") $(grep -c 'restart.*socket' <<< "$scripts")"
+check "an upgrade restarts the service, unless it refuses its configuration, and no socket" same "1 1 0" \
+  "$(grep -c 'try-restart fdbrokerd.service' <<< "$scripts") $(grep -c 'systemctl reload fdbrokerd.service; then' <<< "$scripts") $(grep -c 'restart.*socket' <<< "$scripts")"
+# systemctl as it would be on a node; what it was asked is in a file.
+fake=$work/fake
+mkdir "$fake"
+printf '#!/bin/sh\necho "$*" >> "%s/asked"\ncase $* in "reload "*) [ ! -e "%s/refuses" ] ;; esac\n' "$fake" "$fake" > "$fake/systemctl"
+cp "$fake/systemctl" "$fake/deb-systemd-invoke"; chmod +x "$fake"/*
+dpkg-deb -e "$(deb fdbroker)" "$fake/control"
+# What comes before is of debhelper, and would change this machine.
+sed -n '/is-active fdbrokerd/,$p' "$fake/control/postinst" > "$fake/postinst"
+# upgraded SCRIPT ARGUMENTS...: what a script does at an upgrade with the service of the package.
+upgraded() {
+  rm -f "$fake/asked"
+  unshare --mount --propagation private -- sh -c 'mount -t tmpfs none /run && mkdir -p /run/systemd/system && PATH="$0:$PATH" && exec sh "$@"' \
+    "$fake" "$@" > "$fake/said" 2>&1 || { cat "$fake/said"; return 1; }
+  grep -E '^(reload|try-restart)' "$fake/asked" | xargs
+}
+sed -n '/^postuninstall/,$p' <<< "$scripts" | sed 1d > "$fake/postun"
+good="reload fdbrokerd.service try-restart fdbrokerd.service"
+check "deb, an upgrade: the new program judges the configuration, then the restart" same "$good" "$(upgraded "$fake/postinst" configure 0.0.1-1)"
+check "rpm, the same" same "$good" "$(upgraded "$fake/postun" 1)"
+touch "$fake/refuses"
+check "deb, a configuration that is refused: the broker that serves is left alone" same "reload fdbrokerd.service" \
+  "$(upgraded "$fake/postinst" configure 0.0.1-1)"
+check "and that is said" grep -q 'not restarted: mend its configuration' "$fake/said"
+check "rpm, the same" same "reload fdbrokerd.service" "$(upgraded "$fake/postun" 1)"
 check "rpm -e: all of them" by_rpm --nodeps -e fdbroker libfdbroker0 libfdbroker-devel fdbroker-cuda fdbroker-level-zero
 # An rpm package leaves its user, as distributions with rpm want it. Directories of many packages, such as that of manual pages, are
 # of a package that this root does not have.
