@@ -99,7 +99,7 @@ pub enum Command {
     #[command(hide = true)]
     Exec(run::exec::ExecArgs),
     #[command(hide = true)]
-    Keeper(run::join::keeper::KeeperArgs),
+    Keeper(crate::joining::keeper::KeeperArgs),
     #[command(hide = true)]
     DemoRank(demo::RankArgs),
 }

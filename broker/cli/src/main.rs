@@ -17,11 +17,13 @@ mod events;
 #[path = "../tests/unit/examples.rs"]
 mod examples;
 mod help;
+mod joining;
 mod layers;
 mod mailbox;
 mod output;
 mod private_broker;
 mod records;
+mod rooms;
 mod signals;
 mod std_fds;
 mod subject;
@@ -88,7 +90,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::DoctorProbe(args) => doctor::probe::run(args),
         Command::Broker(args) => return broker::run(&args),
         Command::Exec(args) => run::exec::run(&args)?,
-        Command::Keeper(args) => run::join::keeper::main(args)?,
+        Command::Keeper(args) => joining::keeper::main(args)?,
         Command::DemoRank(args) => done(demo::run_rank(&args))?,
     };
     Ok(ExitCode::from(status))

@@ -16,11 +16,11 @@
 //! - A member may close all its fds, and its lock with them. Its connection still counts: the
 //!   broker stays while a client is connected.
 
-use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result, exit};
 use crate::output::say;
 use crate::private_broker::PrivateBroker;
+use crate::rooms::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use fdbrokerd::ListenError;
 use fdbrokerd::lock::DirectoryLock;
 use nix::errno::Errno;

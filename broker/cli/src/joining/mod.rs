@@ -1,27 +1,17 @@
-//! `fdbroker run --join -- CMD`: one broker for the processes of a job on a node. The first process
-//! starts the broker; the broker ends when the last process has ended. Must never leave CMD with
-//! the broker of another job or node.
+//! Joining the broker of a job: the first process starts it, the others find it. Must never leave a
+//! process with the broker of another job or node.
 //!
-//! The joiner becomes CMD by exec(2): pid, signals, exit status, stdio and inherited fds are CMD's
-//! own. Only one fd of the joiner stays open in CMD: it holds a shared lock on `members`, which the
-//! kernel releases however CMD ends. [`room`] describes the locks, and [`keeper`] the races between
-//! joiners and the end of the broker.
+//! [`crate::rooms::room`] describes the locks, and [`keeper`] the races between joiners and the end
+//! of the broker.
 
-mod home;
-mod job;
 pub mod keeper;
-mod room;
 
-use super::exec::Variable;
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
 use crate::private_broker::{SELF, START_LIMIT, is_ready};
-use home::Home;
-use job::Job;
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::sys::resource::{Resource, getrlimit};
-use room::{GATE, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
-use std::ffi::OsString;
+use crate::rooms::home::Home;
+use crate::rooms::job::{Job, directory_prefix};
+use crate::rooms::room::{GATE, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -39,42 +29,20 @@ const JOIN_LIMIT: Duration = Duration::from_secs(60);
 /// may try at once.
 const TRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Lowest number of the lock's fd in CMD; half of RLIMIT_NOFILE if that is less. Programs and
-/// shells choose numbers up to 255 themselves, and select(2) needs numbers below FD_SETSIZE.
-const MEMBER_FD_FROM: u64 = 500;
-
 /// How much of the log's end is shown when the broker does not start.
 const LOG_TAIL_BYTES: usize = 2000;
 
-/// Joins the job's broker, which it starts if there is none, and becomes `command` with `more` in
-/// its environment. Returns only if that fails.
-pub fn run(
-    command: &[OsString],
-    max_fds: Option<u64>,
-    job: Option<&str>,
-    more: Vec<Variable>,
-) -> Result<u8> {
-    let job = Job::find(job)?;
-    let (room, members) = Joiner { job: &job, max_fds }.join()?;
-    keep_across_exec(members)?;
-    // Both are always set: an inherited path may belong to another node, or to a broker that ended
-    // long ago.
-    let mut environment = vec![
-        ("FDBROKER_SOCKET", room.socket().into_os_string()),
-        ("FDBROKER_ADMIN_SOCKET", room.admin_socket().into_os_string()),
-    ];
-    environment.extend(more);
-    super::exec::become_command(command, environment)
-}
-
-struct Joiner<'a> {
-    job: &'a Job,
-    max_fds: Option<u64>,
+/// A process that joins.
+#[derive(Debug)]
+pub struct Joiner<'a> {
+    pub job: &'a Job,
+    /// Of the broker, should this process start it.
+    pub max_fds: Option<u64>,
 }
 
 impl Joiner<'_> {
     /// The room, with a broker in it, and the shared lock that keeps the broker alive.
-    fn join(&self) -> Result<(Room, File)> {
+    pub fn join(&self) -> Result<(Room, File)> {
         let name = self.job.directory_name()?;
         let until = Instant::now() + JOIN_LIMIT;
         let home = Home::open(&name, until)?;
@@ -109,7 +77,7 @@ impl Joiner<'_> {
             Err(error) => {
                 // This process may have been the only one in the room.
                 drop((gate, members));
-                home.sweep(&job::directory_prefix()?);
+                home.sweep(&directory_prefix()?);
                 Err(error)
             }
         }
@@ -121,7 +89,7 @@ impl Joiner<'_> {
         loop {
             let Some(keeper) = room.open(KEEPER)? else { return Ok(false) };
             if try_lock(&keeper)? {
-                home.sweep(&job::directory_prefix()?);
+                home.sweep(&directory_prefix()?);
                 self.start_keeper(room, keeper)?;
                 return Ok(true);
             }
@@ -173,14 +141,4 @@ fn last_words(room: &Room) -> Option<String> {
     let tail = &log[log.len().saturating_sub(LOG_TAIL_BYTES)..];
     let text = String::from_utf8_lossy(tail).trim().to_owned();
     (!text.is_empty()).then(|| format!("its log ends with: {text}"))
-}
-
-/// Keeps the lock on `members` open in the program that this process becomes, and in that program's
-/// children.
-fn keep_across_exec(members: File) -> Result<()> {
-    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).context(|| "read RLIMIT_NOFILE")?;
-    let from = i32::try_from(MEMBER_FD_FROM.min(soft / 2)).unwrap_or(0);
-    // The duplicate has no close-on-exec, and nothing in this process closes it.
-    fcntl(&members, FcntlArg::F_DUPFD(from)).context(|| "keep the membership open")?;
-    Ok(())
 }

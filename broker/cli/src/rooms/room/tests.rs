@@ -1,8 +1,8 @@
 //! Rooms in a directory of the test: their locks, removal and safety.
 
 use super::*;
-use crate::commands::run::join::home::Home;
 use crate::private_broker::RuntimeDir;
+use crate::rooms::home::Home;
 
 fn home() -> (RuntimeDir, Home) {
     let dir = RuntimeDir::create().expect("a directory");
