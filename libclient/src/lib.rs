@@ -76,6 +76,7 @@ pub mod own_fds;
 mod requests;
 mod reserved;
 mod serve;
+mod start;
 mod sync;
 mod wire;
 mod zones;

@@ -56,6 +56,7 @@ static void null_arguments_are_refused(void) {
   ARGUMENT(fdbroker_open(NULL, NULL));
   OK(fdbroker_close(NULL));
   CHECK(fdbroker_is_connected(NULL) == 0);
+  CHECK(strcmp(fdbroker_socket(NULL), "") == 0);
   ARGUMENT(fdbroker_register(NULL, &allocation, 0, 0, &handle));
   ARGUMENT(fdbroker_register(context, NULL, 0, 0, &handle));
   ARGUMENT(fdbroker_register(context, &allocation, 0, 0, NULL));
@@ -318,6 +319,7 @@ static void settings_come_from_the_environment_unless_set(void) {
   setenv("FDBROKER_SOCKET", broker.socket, 1);
   OK(fdbroker_open(NULL, &context));
   CHECK(stats_of(context).max_entries == 11);
+  CHECK(strcmp(fdbroker_socket(context), broker.socket) == 0);
   OK(fdbroker_close(context));
   options.cache_max_entries = 12;
   OK(fdbroker_open(&options, &context));
@@ -332,6 +334,19 @@ static void settings_come_from_the_environment_unless_set(void) {
   CHECK(strstr(fdbroker_last_error(), "FDBROKER_MAX_HELD=few") != NULL);
   CHECK(strstr(fdbroker_last_error(), "absent here") == NULL);
   unsetenv("FDBROKER_MAX_HELD");
+  setenv("FDBROKER_START", "soon", 1);
+  CHECK(fdbroker_open(NULL, &context) != FDBROKER_OK && context == NULL);
+  CHECK(strstr(fdbroker_last_error(), "FDBROKER_START=soon") != NULL);
+  // One that is named is never started: it is waited for.
+  setenv("FDBROKER_START", "1", 1);
+  OK(fdbroker_open(NULL, &context));
+  OK(fdbroker_close(context));
+  setenv("FDBROKER_SOCKET", "/nowhere/broker.sock", 1);
+  options.connect_timeout_ms = 100;
+  CHECK(fdbroker_open(&options, &context) == FDBROKER_NOT_CONNECTED);
+  unsetenv("FDBROKER_START");
+  options.flags = FDBROKER_OPEN_START;
+  CHECK(fdbroker_open(&options, &context) == FDBROKER_NOT_CONNECTED);
   unsetenv("FDBROKER_SOCKET");
 }
 

@@ -31,7 +31,8 @@ Examples:
 Environment:
   FDBROKER_SOCKET         the broker's socket for clients: of demo, objects, put, get, rm, pin and watch --objects. It is
                           enough to name a broker. Default: $XDG_RUNTIME_DIR/fdbroker/broker.sock if it exists, else
-                          /run/fdbroker/broker.sock
+                          /run/fdbroker/broker.sock; where that has no folder, the broker that programs have started
+  FDBROKER_START          1: where none is named or installed, the commands that are clients start one, as programs do
   FDBROKER_ADMIN_SOCKET   the broker's socket for all other commands except run. Default: DIR-admin/admin.sock if
                           FDBROKER_SOCKET is DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists,
                           else /run/fdbroker-admin/admin.sock
@@ -71,6 +72,7 @@ pub enum Command {
     Evict(evict::Args),
     Revoke(revoke::Args),
     Drain(drain::Args),
+    Stop(stop::Args),
     Objects(objects::Args),
     Put(put::Args),
     Get(get::Args),
@@ -100,6 +102,9 @@ pub enum Command {
     Exec(run::exec::ExecArgs),
     #[command(hide = true)]
     Keeper(crate::joining::keeper::KeeperArgs),
+    /// What the library runs to start a broker
+    #[command(hide = true)]
+    Start,
     #[command(hide = true)]
     DemoRank(demo::RankArgs),
 }

@@ -70,6 +70,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Evict(args) => evict::run(args)?,
         Command::Revoke(args) => revoke::run(args)?,
         Command::Drain(args) => drain::run(&args)?,
+        Command::Stop(args) => done(stop::run(&args))?,
         Command::Objects(args) => done(objects::run(&args))?,
         Command::Put(args) => done(put::run(&args))?,
         Command::Get(args) => done(get::run(&args))?,
@@ -91,6 +92,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Broker(args) => return broker::run(&args),
         Command::Exec(args) => run::exec::run(&args)?,
         Command::Keeper(args) => joining::keeper::main(args)?,
+        Command::Start => start::run()?,
         Command::DemoRank(args) => done(demo::run_rank(&args))?,
     };
     Ok(ExitCode::from(status))

@@ -219,6 +219,15 @@ impl Ids {
     }
 }
 
+/// What the environment says of the scheduler's job that a process is in, of whatever part of it: at
+/// the end of that part the scheduler ends all its processes.
+pub fn scheduler_ids(variable: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, String)> {
+    let schedulers = SCHEDULERS.iter().filter(|it| !it.name.is_empty());
+    let names = schedulers.flat_map(|it| it.job.iter().chain(it.allocation));
+    let value = |name: &&'static str| Some((*name, variable(name).filter(|it| !it.is_empty())?));
+    names.filter_map(value).collect()
+}
+
 /// Whether a process of this name (`comm`) starts all ranks of a job on a node.
 pub fn is_launcher(process: &str) -> bool {
     SCHEDULERS.iter().any(|it| it.processes.contains(&process))

@@ -93,7 +93,8 @@
  * array, the struct_size of the first element is the distance between all elements.
  *
  * Log. Lines go to stderr, as long as it is what it was at fdbroker_open(). FDBROKER_LOG sets how much: error, warn (the default), info, debug or off. FDBROKER_SOCKET
- * names the broker's socket; without it the library takes the user's own broker, else the node's.
+ * names the broker's socket; without it the library takes the user's own broker, else the node's; else, with FDBROKER_START=1,
+ * one that programs start (FDBROKER_OPEN_START).
  */
 #ifndef FDBROKER_H
 #define FDBROKER_H
@@ -187,6 +188,17 @@ uint32_t fdbroker_abi_version(void);
 
 #define FDBROKER_OPEN_NOTICES 8         /* Notices wait for fdbroker_notice_next(), and no callback is told of them. */
 
+/* Where there is no broker, start one, for all programs of this user on the node that ask for it,
+ * or those of the scheduler's job; FDBROKER_START=1 in the environment does the same. The program
+ * fdbroker does it, which is found by FDBROKER_PROGRAM, beside the library or on PATH; it is no
+ * child of this process. The broker ends some seconds after its last client, not while it holds
+ * kept or pinned memory, or by `fdbroker stop`.
+ *
+ * Where a socket is named or a service is installed (/run/fdbroker is there) none is started:
+ * fdbroker_open() waits for that one until connect_timeout_ms is over. A process with more rights
+ * than its user (AT_SECURE, getauxval(3)) starts none. */
+#define FDBROKER_OPEN_START 16
+
 /* The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and
  * print_stats: the environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES,
  * FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else
@@ -252,7 +264,8 @@ void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size
  * listens and does not answer, which the text says), FDBROKER_NOT_PERMITTED (the socket refuses
  * this user; or its server is neither root nor the owner of the socket's directory nor this
  * process's effective user, and may be anybody, to whom nothing was sent: the text says which uid
- * serves), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
+ * serves), FDBROKER_NOT_SUPPORTED (the value of an environment variable; no program to start a
+ * broker with; or inside a callback),
  * FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect),
  * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out);
@@ -266,6 +279,10 @@ fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **ou
  *
  * Errors: FDBROKER_NOT_SUPPORTED (inside a callback; nothing is closed). */
 fdbroker_code_t fdbroker_close(fdbroker_t *broker);
+
+/* The path of the broker's socket: other processes find the same broker by it. NULL: "". Valid
+ * until fdbroker_close(). Sends nothing. Also inside a callback and in a forked child. */
+const char *fdbroker_socket(const fdbroker_t *broker);
 
 /* 1 when the broker can be called now; 0 while it is away, in a forked child, and for NULL. Sends
  * nothing. */

@@ -40,6 +40,7 @@
   X(fdbroker_options_init_sized)  \
   X(fdbroker_open)                \
   X(fdbroker_close)               \
+  X(fdbroker_socket)              \
   X(fdbroker_is_connected)        \
   X(fdbroker_flush)               \
   X(fdbroker_register)            \

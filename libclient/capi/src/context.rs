@@ -10,6 +10,7 @@ use crate::leases::Leases;
 use crate::notices::Notices;
 use crate::object_table::ObjectTable;
 use fdbroker_client::{Client, Error, Exports, ImportCache, Objects};
+use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -27,6 +28,7 @@ pub struct fdbroker_t {
     pub(crate) callbacks: Arc<Callbacks>,
     /// Where the library thread serves recalls alone.
     pub(crate) notices: Option<Arc<Notices>>,
+    pub(crate) socket: CString,
     pub(crate) client: Client,
     pub(crate) print_stats: bool,
     /// The next of the contexts that are kept.

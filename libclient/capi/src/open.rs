@@ -14,7 +14,7 @@ use crate::sized::{Growable, init, place, read};
 use crate::slot::refuse_in_callback;
 use crate::{logger, stats};
 use fdbroker_client::{CacheSettings, Client, Deadline, Exports, ImportCache};
-use std::ffi::{CStr, OsStr, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,16 @@ pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
 pub const FDBROKER_OPEN_RECALL_THREAD: u32 = 4;
 /// Notices wait for fdbroker_notice_next(), and no callback is told of them.
 pub const FDBROKER_OPEN_NOTICES: u32 = 8;
+/// Where there is no broker, start one, for all programs of this user on the node that ask for it,
+/// or those of the scheduler's job; FDBROKER_START=1 in the environment does the same. The program
+/// fdbroker does it, which is found by FDBROKER_PROGRAM, beside the library or on PATH; it is no
+/// child of this process. The broker ends some seconds after its last client, not while it holds
+/// kept or pinned memory, or by `fdbroker stop`.
+///
+/// Where a socket is named or a service is installed (/run/fdbroker is there) none is started:
+/// fdbroker_open() waits for that one until connect_timeout_ms is over. A process with more rights
+/// than its user (AT_SECURE, getauxval(3)) starts none.
+pub const FDBROKER_OPEN_START: u32 = 16;
 /// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and
 /// print_stats: the environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES,
 /// FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else
@@ -145,7 +155,8 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
 /// listens and does not answer, which the text says), FDBROKER_NOT_PERMITTED (the socket refuses
 /// this user; or its server is neither root nor the owner of the socket's directory nor this
 /// process's effective user, and may be anybody, to whom nothing was sent: the text says which uid
-/// serves), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
+/// serves), FDBROKER_NOT_SUPPORTED (the value of an environment variable; no program to start a
+/// broker with; or inside a callback),
 /// FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect),
 /// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -176,7 +187,8 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     let known = FDBROKER_OPEN_DISPATCH
         | FDBROKER_OPEN_NO_RECONNECT
         | FDBROKER_OPEN_RECALL_THREAD
-        | FDBROKER_OPEN_NOTICES;
+        | FDBROKER_OPEN_NOTICES
+        | FDBROKER_OPEN_START;
     if options.flags & !known != 0 {
         let text = format!("open: flags {:#x}: only FDBROKER_OPEN_* are known", options.flags);
         return Err(Failure::argument(text));
@@ -216,6 +228,9 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     if let Some(most) = limit("max_held_fds", options.max_held_fds)? {
         builder = builder.max_held_fds(u32::try_from(most).unwrap_or(u32::MAX));
     }
+    if options.flags & FDBROKER_OPEN_START != 0 {
+        builder = builder.start(true);
+    }
     // SAFETY: the caller's promise.
     if let Some(socket) = unsafe { string(options.socket) } {
         builder = builder.socket(Path::new(OsStr::from_bytes(socket.to_bytes())));
@@ -239,6 +254,8 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         job_objects: client.objects().of_job(),
         callbacks,
         notices,
+        // A socket's path has no zero byte.
+        socket: CString::new(client.socket().as_os_str().as_bytes()).unwrap_or_default(),
         client,
         print_stats,
         next_kept: AtomicPtr::default(),
@@ -340,6 +357,15 @@ fn close(context: fdbroker_t) {
     // thread.
     client.end();
     drop(client);
+}
+
+/// The path of the broker's socket: other processes find the same broker by it. NULL: "". Valid
+/// until fdbroker_close(). Sends nothing. Also inside a callback and in a forked child.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_socket(broker: *const fdbroker_t) -> *const c_char {
+    // SAFETY: NULL, or a context that nobody closes meanwhile, as the header states.
+    let context = unsafe { broker.as_ref() };
+    context.map_or(c"".as_ptr(), |context| context.socket.as_ptr())
 }
 
 /// 1 when the broker can be called now; 0 while it is away, in a forked child, and for NULL. Sends

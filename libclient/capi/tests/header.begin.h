@@ -93,7 +93,8 @@
  * array, the struct_size of the first element is the distance between all elements.
  *
  * Log. Lines go to stderr, as long as it is what it was at fdbroker_open(). FDBROKER_LOG sets how much: error, warn (the default), info, debug or off. FDBROKER_SOCKET
- * names the broker's socket; without it the library takes the user's own broker, else the node's.
+ * names the broker's socket; without it the library takes the user's own broker, else the node's; else, with FDBROKER_START=1,
+ * one that programs start (FDBROKER_OPEN_START).
  */
 #ifndef FDBROKER_H
 #define FDBROKER_H

@@ -159,7 +159,8 @@ impl<S: State> Connection<S> {
         };
         let notice = |notice| S::connection().notice(&notice);
         let builder = Client::builder().on_recall(Box::new(recall)).on_notice(Box::new(notice));
-        match builder.connect() {
+        // The program knows nothing of fdbroker: whoever runs it with the layer names the broker.
+        match builder.start(false).connect() {
             Ok(client) => {
                 // A child of this process may have to connect anew at once.
                 self.last_try_s.store(i64::MIN, Ordering::Relaxed);

@@ -4,8 +4,9 @@ use crate::env::{Variable, number};
 use crate::error::Error;
 use crate::notice::{NoticeCallback, RecallCallback};
 use crate::serve::session::Settings;
+use crate::start::Absent;
 use crate::sync::low_half;
-use crate::wire::handshake::{Caller, default_socket_path};
+use crate::wire::handshake::{Caller, default_socket_path, named_socket};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
@@ -17,12 +18,17 @@ pub struct ClientBuilder {
     pub(super) settings: Settings,
     /// `None`: as the environment says.
     max_held_fds: Option<u32>,
+    /// The same.
+    start: Option<bool>,
+    is_named: bool,
 }
 
 impl Default for ClientBuilder {
     fn default() -> Self {
+        let named = named_socket();
+        let is_named = named.is_some();
         let caller = Caller {
-            socket: default_socket_path(),
+            socket: named.unwrap_or_else(default_socket_path),
             name: command_name(),
             own_fds: 1,
             max_held_fds: 0,
@@ -30,7 +36,7 @@ impl Default for ClientBuilder {
         };
         let (on_notice, on_recall) = (None, None);
         let settings = Settings { caller, on_notice, on_recall, reconnect: true, dispatch: false };
-        ClientBuilder { settings, max_held_fds: None }
+        ClientBuilder { settings, max_held_fds: None, start: None, is_named }
     }
 }
 
@@ -38,6 +44,19 @@ impl ClientBuilder {
     /// The broker's socket. Default: [`default_socket_path`].
     pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.caller.socket = path.into();
+        self.is_named = true;
+        self
+    }
+
+    /// Whether to start a broker where there is none, for all programs of this user on the node that
+    /// ask for one, or those of the scheduler's job: the program `fdbroker` does it, which is found
+    /// by `FDBROKER_PROGRAM`, beside the library or on PATH. It ends some seconds after its last
+    /// client and what is kept, or by `fdbroker stop`. Where a socket is named or a service is
+    /// installed (/run/fdbroker is there) none is started: connecting waits for that one until its
+    /// deadline. A process with more rights than its user (AT_SECURE) starts none. Default:
+    /// `FDBROKER_START`, else no.
+    pub fn start(mut self, start: bool) -> Self {
+        self.start = Some(start);
         self
     }
 
@@ -98,12 +117,14 @@ impl ClientBuilder {
 
 impl ClientBuilder {
     /// The settings, with what the environment says of those that were not given.
-    pub(super) fn resolve(mut self) -> Result<Settings, Error> {
+    pub(super) fn resolve(mut self) -> Result<(Settings, Absent), Error> {
         self.settings.caller.max_held_fds = match self.max_held_fds {
             Some(count) => count,
             None => max_held_of_environment()?,
         };
-        Ok(self.settings)
+        let socket = &self.settings.caller.socket;
+        let absent = Absent::decide(self.start, self.is_named, socket)?;
+        Ok((self.settings, absent))
     }
 }
 

@@ -26,9 +26,9 @@ use crate::serve::session::Session;
 use crate::serve::thread::LibraryThread;
 use crate::sync::{is_in_callback, lock};
 use crate::wire::connection::Connection;
-use crate::wire::handshake::greet;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, VirtualFd};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ impl ClientBuilder {
     /// this user, or is served by a user that may not serve it: neither root nor the owner of the
     /// socket's directory nor this thread's effective user. PROTOCOL: another version. NO_QUOTA:
     /// `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value of an
-    /// environment variable that cannot be used.
+    /// environment variable that cannot be used, or no program `fdbroker` to start a broker with.
     pub fn connect(self) -> Result<Client, Error> {
         self.connect_within(Deadline::after(CONNECT_TIMEOUT))
     }
@@ -87,13 +87,13 @@ impl ClientBuilder {
     /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker listens and does not answer
     /// in time.
     pub fn connect_within(self, deadline: Deadline) -> Result<Client, Error> {
-        let settings = self.resolve()?;
+        let (mut settings, absent) = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let max_held_fds = settings.caller.max_held_fds;
         let can_recall = settings.on_recall.is_some();
         let common = Common::new(window, max_held_fds, can_recall, settings.dispatch)?;
         let common = Arc::new(common);
-        let greeted = greet(&settings.caller, deadline)?;
+        let greeted = absent.greet(&mut settings.caller, deadline)?;
         let (connection, page) = Connection::new(1, greeted, Arc::clone(&common))?;
         let connection = Arc::new(connection);
         connection.begin_books();
@@ -136,6 +136,11 @@ impl Client {
     /// Settings for a connection.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
+    }
+
+    /// The path of the broker's socket: for other processes, which find the same broker by it.
+    pub fn socket(&self) -> &Path {
+        &self.owner.session.settings.caller.socket
     }
 
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.

@@ -52,12 +52,17 @@ pub(crate) fn place_of(path: &Path) -> Place {
 /// The socket to use when the caller names none: `FDBROKER_SOCKET`, else the user's own if it
 /// exists, else the node's.
 pub fn default_socket_path() -> PathBuf {
-    if let Some(path) = std::env::var_os("FDBROKER_SOCKET").filter(|path| !path.is_empty()) {
-        return path.into();
+    if let Some(path) = named_socket() {
+        return path;
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
     let own = runtime.map(|runtime| Path::new(&runtime).join("fdbroker/broker.sock"));
     own.filter(|path| path.exists()).unwrap_or_else(|| "/run/fdbroker/broker.sock".into())
+}
+
+/// The socket that the environment names.
+pub(crate) fn named_socket() -> Option<PathBuf> {
+    std::env::var_os("FDBROKER_SOCKET").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Connects and exchanges hello; waits for it, and tries again while too many others of this user

@@ -7,6 +7,7 @@ mod tests;
 pub mod viewing;
 
 use crate::error::{Context, Error, Result};
+use crate::rooms;
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
     LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TombstoneRecord,
@@ -41,7 +42,8 @@ pub const OWN_PART: &str = "own";
 pub const WHOLE: &str = "node";
 
 /// The admin socket that the environment names: `FDBROKER_ADMIN_SOCKET`, else beside
-/// `FDBROKER_SOCKET`, else the user's own, else the node's.
+/// `FDBROKER_SOCKET`, else the user's own, else the node's; where there is no node service, that of
+/// the broker that programs of the user have started.
 pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(path) = set("FDBROKER_ADMIN_SOCKET") {
@@ -54,8 +56,19 @@ pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
         .map(|dir| PathBuf::from(dir).join("fdbroker-admin").join(ADMIN_SOCKET_NAME));
     match own {
         Some(path) if path.exists() => path,
-        _ => Path::new("/run/fdbroker-admin").join(ADMIN_SOCKET_NAME),
+        _ => {
+            let has_service = Path::new("/run/fdbroker").exists();
+            let started = if has_service { None } else { rooms::started(set) };
+            let node = || Path::new("/run/fdbroker-admin").join(ADMIN_SOCKET_NAME);
+            started.map_or_else(node, |room| room.admin_socket())
+        }
     }
+}
+
+/// The clients' socket of the broker that this environment leads to, if programs have started it.
+pub fn started_socket() -> Option<PathBuf> {
+    let admin_socket = find_socket(|name| std::env::var_os(name));
+    rooms::of_started(&admin_socket).map(|room| room.socket())
 }
 
 /// A connection to the admin socket.

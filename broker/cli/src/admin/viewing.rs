@@ -104,6 +104,8 @@ mod tests {
     #[test]
     fn find_view_socket_when_the_environment_names_a_broker_then_beside_its_socket() {
         let find = |pairs: &[(&str, &str)]| {
+            // Of a job in which no program has started a broker.
+            let pairs = [pairs, &[("PBS_JOBID", "of the tests")]].concat();
             let pairs: Vec<(String, OsString)> =
                 pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
             find_view_socket(|name| {

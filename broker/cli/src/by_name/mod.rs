@@ -5,9 +5,10 @@
 pub mod named;
 pub mod watch;
 
+use crate::admin::started_socket;
 use crate::error::{Error, Result};
 use crate::table::{Kind, Value};
-use fdbroker_client::{Client, Deadline, ErrorCode, ObjectInfo, Objects};
+use fdbroker_client::{Client, ClientBuilder, Deadline, ErrorCode, ObjectInfo, Objects};
 use fdbroker_protocol::is_object_name;
 use std::time::Duration;
 
@@ -21,8 +22,17 @@ pub fn connect(of_job: bool) -> Result<Objects> {
 
 /// The same, for a command with a deadline of its own.
 pub fn connect_within(of_job: bool, deadline: Deadline) -> Result<Objects> {
-    let objects = Client::builder().name("fdbroker").connect_within(deadline)?.objects();
+    let objects = client().connect_within(deadline)?.objects();
     Ok(if of_job { objects.of_job() } else { objects })
+}
+
+/// A client of the broker of this environment, which may be one that programs have started.
+fn client() -> ClientBuilder {
+    let builder = Client::builder().name("fdbroker");
+    // With that the library finds it, and starts it if it has ended.
+    let asks_library = std::env::var_os("FDBROKER_START").is_some();
+    let started = if asks_library { None } else { started_socket() };
+    started.into_iter().fold(builder, ClientBuilder::socket)
 }
 
 /// Objects handed on at a time.

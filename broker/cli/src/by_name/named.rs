@@ -5,7 +5,7 @@ use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
 use crate::output::printable;
 use crate::subject::Subject;
-use fdbroker_client::{Client, ErrorCode, ObjectInfo};
+use fdbroker_client::{ErrorCode, ObjectInfo};
 use std::str::FromStr;
 
 /// Before a name that could be taken for something else.
@@ -80,7 +80,7 @@ impl Named {
 /// What is known of an object, by the clients' socket: an administrator, too, means objects of the
 /// own user.
 fn object(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<ObjectInfo> {
-    let client = Client::builder().name("fdbroker").connect()?;
+    let client = super::client().connect()?;
     // Of another broker the same id is another allocation.
     if client.incarnation() != admin.status()?.incarnation.get() {
         return Err(Error::Other(format!(

@@ -24,6 +24,8 @@ pub mod revoke;
 pub mod rm;
 pub mod run;
 pub mod show;
+pub mod start;
 pub mod status;
+pub mod stop;
 pub mod top;
 pub mod watch;

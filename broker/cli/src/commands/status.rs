@@ -5,7 +5,9 @@ use crate::admin::viewing;
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, counted, human_time};
 use crate::records::{self, StatusView, UseView};
+use crate::rooms::of_started;
 use fdbroker_protocol::Resource;
+use serde::Serialize;
 
 /// Show the node at a glance: counts, peaks and caps
 ///
@@ -28,18 +30,43 @@ const COLUMNS: &[Column] = &[
     Column("WHAT", Side::Left),
 ];
 
+#[derive(Serialize)]
+struct View {
+    #[serde(flatten)]
+    status: StatusView,
+    /// Of a broker that programs have started by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    started: Option<Started>,
+}
+
+#[derive(Serialize)]
+struct Started {
+    /// What it ends with at the latest.
+    cgroup: Option<String>,
+}
+
 pub fn run(args: Args) -> Result<()> {
-    let status = StatusView::from(&viewing::connect()?.status()?);
+    let mut admin = viewing::connect()?;
+    let status = StatusView::from(&admin.status()?);
+    let started = of_started(admin.path()).map(|_| Started { cgroup: cgroup_of(status.pid) });
+    let view = View { status, started };
     let mut out = Output::stdout();
     if args.json {
-        out.json_line(&status)?
+        out.json_line(&view)?
     } else {
-        print(&status, &mut out)?
+        print(&view, &mut out)?
     }
     out.finish()
 }
 
-fn print(status: &StatusView, out: &mut Output) -> Result<()> {
+/// The cgroup of a process, of the unified hierarchy where there is one.
+fn cgroup_of(pid: u32) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let unified = text.lines().find_map(|line| line.strip_prefix("0::"));
+    unified.or_else(|| text.lines().next()).map(str::to_owned)
+}
+
+fn print(View { status, started }: &View, out: &mut Output) -> Result<()> {
     let counted_of = |resource: Resource, what: &str| {
         let item = &status.uses[resource];
         item.is_counted.then(|| counted(item.now, what))
@@ -54,6 +81,13 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     let (pid, up) = (status.pid, human_time(status.uptime_ms));
     out.text(&format!("broker pid {pid}, up {up}: {}\n\n", parts.join(", ")))?;
+    if let Some(Started { cgroup }) = started {
+        let cgroup = cgroup.as_deref().map(|it| format!(", and with the cgroup {it}"));
+        let cgroup = cgroup.unwrap_or_default();
+        out.text(&format!(
+            "started by a program: it ends some seconds after its last client and what is kept{cgroup}; `fdbroker stop` ends it\n\n"
+        ))?;
+    }
     if status.draining {
         out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;
     }

@@ -2,6 +2,10 @@
 //! process of the job. Must never keep anything open that its joiner had open: no pipe, no socket,
 //! no terminal.
 //!
+//! Where programs start their broker themselves, a process counts while it is connected, and the
+//! joiner holds `members` until its program is. There the broker also stays while it has kept
+//! memory, and some seconds more.
+//!
 //! Why no race here hangs or loses a process:
 //! - The keeper waits for `members`, then for `gate`. A joiner that has `gate` only tries
 //!   `members`; if that fails it releases `gate` and tries again later. So the broker ends before
@@ -14,12 +18,14 @@
 //!   killed again and again is given up, and the keeper releases `keeper`: the next joiner starts
 //!   another keeper in the same room. The old keeper stays, to remove the room if no process joins.
 //! - A member may close all its fds, and its lock with them. Its connection still counts: the
-//!   broker stays while a client is connected.
+//!   broker stays while a client is connected. It is looked at with all locks held, so a client that
+//!   has come through a joiner is seen.
 
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result, exit};
 use crate::output::say;
 use crate::private_broker::PrivateBroker;
+use crate::rooms::job::Job;
 use crate::rooms::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use fdbrokerd::ListenError;
 use fdbrokerd::lock::DirectoryLock;
@@ -27,13 +33,13 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{SigHandler, Signal};
-use nix::sys::stat::{Mode, umask};
+use nix::sys::stat::{Mode, fstat, umask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::{Pid, daemon, dup2_stdin, dup2_stdout};
+use nix::unistd::{Pid, daemon, dup2_stdin, dup2_stdout, ftruncate};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +53,16 @@ const PREDECESSOR_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// Pause between two looks at whether the last client without a lock has gone. That is rare, and no
 /// process waits for it.
 const CLIENT_LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Time between two looks at whether a broker that programs start themselves is used.
+const USE_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long such a broker stays without a use: the next program of a script finds it.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Bytes of such a broker's log at which it begins anew. The broker says no more than some lines a
+/// minute, but nobody knows how long it stays.
+const LOG_MOST_BYTES: u64 = 1 << 20;
 
 /// Signals that a launcher sends to all processes of a job. They are for the ranks: the keeper ends
 /// after the ranks.
@@ -77,13 +93,16 @@ pub struct KeeperArgs {
     /// As of `run`
     #[arg(long)]
     pub max_fds: Option<u64>,
+    /// Connections count in place of locks
+    #[arg(long)]
+    pub until_unused: bool,
 }
 
 /// Runs the keeper until its end. Its stdin is the locked file `keeper`, its stdout the pipe that
 /// tells the joiner that the broker serves, its stderr the log.
-pub fn main(KeeperArgs { dir, max_fds }: KeeperArgs) -> Result<u8> {
-    let (lock, mut ready) = detach()?;
-    match Keeper::start(&dir, max_fds, lock) {
+pub fn main(args: KeeperArgs) -> Result<u8> {
+    let (lock, mut ready) = detach(args.until_unused)?;
+    match Keeper::start(&args, lock) {
         Ok(keeper) => {
             // This fails if the joiner has been killed. Then the keeper finds no members, and ends.
             let _ = ready.write_all(b"READY\n");
@@ -107,12 +126,15 @@ struct Keeper {
     members: File,
     /// `None` once the broker is given up.
     tenure: SharedTenure,
+    /// As [`KeeperArgs`] has it.
+    until_unused: bool,
     /// Locked, so that systemd-tmpfiles does not clean the directory up (tmpfiles.d(5)).
     _directory: File,
 }
 
 impl Keeper {
-    fn start(dir: &Path, max_fds: Option<u64>, lock: File) -> Result<Self> {
+    fn start(args: &KeeperArgs, lock: File) -> Result<Self> {
+        let KeeperArgs { ref dir, max_fds, until_unused } = *args;
         let room = Room::at(dir);
         let (gate, members) = (open(&room, GATE)?, open(&room, MEMBERS)?);
         let directory = File::open(dir).context(|| format!("open {}", dir.display()))?;
@@ -128,12 +150,15 @@ impl Keeper {
             .name("watch-broker".into())
             .spawn(move || watch(pid, &watched))
             .context(|| "start a thread")?;
-        Ok(Keeper { room, gate, members, tenure, _directory: directory })
+        Ok(Keeper { room, gate, members, tenure, until_unused, _directory: directory })
     }
 
     /// Returns once the broker has ended and the room is removed, or is another keeper's.
     fn serve(&self) -> Result<()> {
         loop {
+            if self.until_unused {
+                self.wait_until_unused();
+            }
             wait_for(&self.members)?;
             wait_for(&self.gate)?;
             if self.end()? {
@@ -145,11 +170,37 @@ impl Keeper {
         }
     }
 
-    /// Ends the broker and removes the room, unless a client is connected; returns whether it did.
-    /// The caller has locked `members` and `gate`.
+    /// Returns once the broker was not used for a while, is to end at once, or is given up.
+    fn wait_until_unused(&self) {
+        let mut used = Instant::now();
+        while used.elapsed() < LINGER && !self.room.is_to_stop() && locked(&self.tenure).is_some() {
+            if self.is_used() {
+                used = Instant::now();
+            }
+            bound_log();
+            std::thread::sleep(USE_LOOK_INTERVAL);
+        }
+    }
+
+    /// Whether a client is connected, or something is kept where that counts. A broker that does
+    /// not answer is of no use to ranks that have ended; else nobody knows.
+    fn is_used(&self) -> bool {
+        if self.room.is_to_stop() {
+            return false;
+        }
+        let admin = Admin::connect(&self.room.admin_socket());
+        admin.and_then(|mut admin| admin.status()).map_or(self.until_unused, |status| {
+            let uses = &status.uses;
+            let kept = [&uses.kept_fds, &uses.kept_allocations].iter().any(|it| it.now.get() > 0);
+            uses.connections.now.get() > 0 || self.until_unused && kept
+        })
+    }
+
+    /// Ends the broker and removes the room, unless it is used; returns whether it did. The caller
+    /// has locked `members` and `gate`.
     fn end(&self) -> Result<bool> {
         let mut tenure = locked(&self.tenure);
-        if tenure.as_ref().is_some_and(|own| clients(&own.broker) > 0) {
+        if tenure.is_some() && self.is_used() {
             return Ok(false);
         }
         let lock = match tenure.take() {
@@ -179,7 +230,7 @@ fn open(room: &Room, name: &str) -> Result<File> {
 
 /// Cuts every tie to the joiner. Returns what the joiner passed on: the lock and the readiness
 /// pipe.
-fn detach() -> Result<(File, File)> {
+fn detach(until_unused: bool) -> Result<(File, File)> {
     // The launcher's sockets and pipes for the rank would stay open as long as the keeper lives.
     // SAFETY: main() has opened nothing yet, so no owner of an fd from 3 on exists in this process.
     let closed = unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
@@ -189,11 +240,15 @@ fn detach() -> Result<(File, File)> {
     daemon(false, true).context(|| "become a process of its own")?;
     let _ = nix::sys::prctl::set_name(c"fdbroker-keeper");
     umask(Mode::from_bits_truncate(0o077));
-    for signal in SIGNALS_OF_THE_JOB {
+    // Where no scheduler ends the job, SIGTERM is for all processes of a session or a machine.
+    let is_ended = until_unused && !Job::of_started(|name| std::env::var_os(name)).is_scheduled();
+    let not_ours = |signal: &Signal| !(is_ended && *signal == Signal::SIGTERM);
+    for signal in SIGNALS_OF_THE_JOB.into_iter().filter(not_ours) {
         // SAFETY: no handler is installed, so none can run.
         let _ = unsafe { nix::sys::signal::signal(signal, SigHandler::SigIgn) };
     }
     unbind_from_cores();
+    unbind_from_memory();
     let stdio = |fd: std::os::fd::BorrowedFd<'_>| -> Result<File> {
         let number = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(3)).context(|| "duplicate an fd")?;
         // SAFETY: the kernel has just made this fd, so nothing else owns it.
@@ -217,6 +272,15 @@ fn unbind_from_cores() {
     // The kernel leaves out cores that are not the job's. If this fails the broker is slower, not
     // wrong.
     let _ = sched_setaffinity(Pid::from_raw(0), &all);
+}
+
+/// The same for the binding to nodes of memory.
+fn unbind_from_memory() {
+    const MPOL_DEFAULT: libc::c_ulong = 0;
+    let none = std::ptr::null::<libc::c_ulong>();
+    // If this fails the broker is slower, not wrong.
+    // SAFETY: the default policy has no mask.
+    let _ = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_DEFAULT, none, 0) };
 }
 
 /// Waits until the broker of a killed keeper has ended: a room has one broker at a time.
@@ -254,10 +318,14 @@ fn watch(mut pid: Pid, tenure: &SharedTenure) {
     }
 }
 
-/// How many clients are connected; 0 if the broker does not answer.
-fn clients(broker: &PrivateBroker) -> u64 {
-    let asked = Admin::connect(&broker.admin_socket()).and_then(|mut admin| admin.status());
-    asked.map_or(0, |status| status.uses.connections.now.get())
+/// Begins the log anew, which is stderr and is written at its end, when it has become long.
+fn bound_log() {
+    let log = std::io::stderr();
+    if fstat(&log).is_ok_and(|it| u64::try_from(it.st_size).is_ok_and(|size| size > LOG_MOST_BYTES))
+        && ftruncate(&log, 0).is_ok()
+    {
+        say!("fdbroker: the log begins anew here: it had become long");
+    }
 }
 
 fn wait_for(file: &File) -> Result<()> {

@@ -8,15 +8,17 @@ pub mod keeper;
 
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
-use crate::private_broker::{SELF, START_LIMIT, is_ready};
+use crate::private_broker::{SELF, START_LIMIT, end_now, is_ready, wait_bounded};
 use crate::rooms::home::Home;
-use crate::rooms::job::{Job, directory_prefix};
+use crate::rooms::job::{Job, directory_prefixes};
 use crate::rooms::room::{GATE, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,12 @@ const JOIN_LIMIT: Duration = Duration::from_secs(60);
 /// Pause between two tries to join. A broker starts in some ten milliseconds, and hundreds of ranks
 /// may try at once.
 const TRY_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What makes units.
+const RUN: &str = "systemd-run";
+
+/// Longest time until the manager has made one. It needs milliseconds, or does not answer.
+const MANAGER_LIMIT: Duration = Duration::from_secs(3);
 
 /// How much of the log's end is shown when the broker does not start.
 const LOG_TAIL_BYTES: usize = 2000;
@@ -77,7 +85,7 @@ impl Joiner<'_> {
             Err(error) => {
                 // This process may have been the only one in the room.
                 drop((gate, members));
-                home.sweep(&directory_prefix()?);
+                home.sweep(&directory_prefixes()?);
                 Err(error)
             }
         }
@@ -89,9 +97,13 @@ impl Joiner<'_> {
         loop {
             let Some(keeper) = room.open(KEEPER)? else { return Ok(false) };
             if try_lock(&keeper)? {
-                home.sweep(&directory_prefix()?);
+                room.go_on();
+                home.sweep(&directory_prefixes()?);
                 self.start_keeper(room, keeper)?;
                 return Ok(true);
+            }
+            if room.is_to_stop() {
+                return Ok(false);
             }
             // No answer: the keeper is still starting its broker, or has not yet seen that its
             // broker was killed.
@@ -112,28 +124,67 @@ impl Joiner<'_> {
         let mut log = options.open(room.log()).context(|| "open the broker's log")?;
         // Tells users why two ranks did not meet. Nothing depends on this line.
         let _ = writeln!(log, "fdbroker: the job is: {}", self.job);
-        let mut command = Command::new(SELF);
-        command.arg0("fdbroker").arg("keeper").arg(room.path());
+        let in_unit = if self.job.is_started() && !self.job.is_scheduled() { unit() } else { None };
+        let mut direct = Command::new(SELF);
+        direct.arg0("fdbroker");
+        let in_unit = in_unit.map(|command| (command, MANAGER_LIMIT));
+        for (mut command, limit) in in_unit.into_iter().chain([(direct, START_LIMIT)]) {
+            self.add_arguments(&mut command, room);
+            command.stdin(lock.try_clone().context(|| "pass the lock on")?);
+            command.stderr(log.try_clone().context(|| "pass the log on")?);
+            if serves(command, limit)? {
+                return Ok(());
+            }
+        }
+        Err(Error::Other(format!(
+            "the job's broker did not start; {}",
+            last_words(room).unwrap_or_else(|| format!("see {}", room.log().display()))
+        )))
+    }
+
+    fn add_arguments(&self, command: &mut Command, room: &Room) {
+        command.arg("keeper").arg(room.path());
         if let Some(cap) = self.max_fds {
             command.args(["--max-fds", &cap.to_string()]);
         }
-        command.stdin(lock).stdout(Stdio::piped()).stderr(log);
-        let mut child = command.spawn().context(|| "start the broker's keeper")?;
-        // The command holds a copy of the lock.
-        drop(command);
-        let pipe = child.stdout.take();
-        let _ = child.wait();
-        // Twice the broker's own limit: the keeper must have time to say why its broker did not
-        // start.
-        let wait = |pipe| is_ready(pipe, 2 * START_LIMIT, "the broker's keeper");
-        match pipe.as_ref().map(AsFd::as_fd).map(wait).transpose()? {
-            Some(Some(true)) => Ok(()),
-            _ => Err(Error::Other(format!(
-                "the job's broker did not start; {}",
-                last_words(room).unwrap_or_else(|| format!("see {}", room.log().display()))
-            ))),
+        if self.job.is_started() {
+            command.arg("--until-unused");
         }
     }
+}
+
+/// Runs the keeper, which is to become a process of its own within `limit`; whether its broker
+/// serves.
+fn serves(mut command: Command, limit: Duration) -> Result<bool> {
+    let mut child =
+        command.stdout(Stdio::piped()).spawn().context(|| "start the broker's keeper")?;
+    // The command holds a copy of the lock.
+    drop(command);
+    let pipe = child.stdout.take();
+    if wait_bounded(&mut child, limit).is_none() {
+        end_now(&mut child);
+    }
+    // Twice the broker's own limit: the keeper must have time to say why its broker did not start.
+    // Without one nobody has the pipe.
+    let wait = |pipe| is_ready(pipe, 2 * START_LIMIT, "the broker's keeper");
+    match pipe.as_ref().map(AsFd::as_fd).map(wait).transpose()?.flatten() {
+        Some(serves) => Ok(serves),
+        None => Err(Error::Other("the broker's keeper hangs; end it (`fdbroker keeper`)".into())),
+    }
+}
+
+/// Where the user's manager runs: the command that makes a unit of the command after it, so that the
+/// broker does not end with the cgroup of the program that happens to start it. It fails where the
+/// manager does not answer.
+fn unit() -> Option<Command> {
+    let manager = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("systemd/private");
+    let program = std::env::current_exe().ok().filter(|_| manager.exists())?;
+    let is_on_path = |path: OsString| std::env::split_paths(&path).any(|it| it.join(RUN).exists());
+    std::env::var_os("PATH").is_some_and(is_on_path).then(|| {
+        let mut command = Command::new(RUN);
+        command.args(["--user", "--scope", "--quiet", "--collect", "--"]).arg(program);
+        command
+    })
 }
 
 fn last_words(room: &Room) -> Option<String> {

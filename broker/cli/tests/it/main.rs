@@ -22,6 +22,7 @@ mod report;
 mod servers;
 #[path = "../../../../tests/common/mod.rs"]
 mod shared;
+mod start;
 mod top;
 mod transcripts;
 mod watch;

@@ -3,7 +3,7 @@
 
 use super::check::{Area, Check, Verdict};
 use super::hung;
-use crate::admin::{Admin, OWN_PART, viewing};
+use crate::admin::{Admin, OWN_PART, started_socket, viewing};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::records::StatusView;
@@ -42,8 +42,9 @@ const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/ins
 const NOT_LET_IN: &str = "name another broker's socket in FDBROKER_SOCKET, or ask the node's administrator about this one";
 
 pub fn checks() -> Vec<Check> {
-    let path = default_socket_path();
-    let builder = Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false);
+    let path = started_socket().unwrap_or_else(default_socket_path);
+    let builder =
+        Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false).start(false);
     let mut checks = Vec::new();
     match builder.connect() {
         Ok(client) => {

@@ -11,6 +11,7 @@
 use super::room::{GATE, GONE, Room, check_directory, try_lock};
 use crate::error::{Context, Error, Result};
 use nix::unistd::Uid;
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -71,10 +72,8 @@ impl Home {
     /// may still run (`mpirun` over ssh leaves no session behind), and it comes back with the next
     /// login, in the middle of a launch.
     pub fn open(room_name: &str, until: Instant) -> Result<Self> {
-        let temporary = std::env::var_os("TMPDIR").map(PathBuf::from);
-        let candidates = temporary.into_iter().chain([PathBuf::from("/tmp")]);
         let mut refused = Vec::new();
-        for parent in candidates.filter(|dir| dir.is_absolute()) {
+        for parent in parents(std::env::var_os("TMPDIR")) {
             let names = names(&parent, room_name);
             if names.is_empty() {
                 refused.push(format!("{}: too long for a socket's path", parent.display()));
@@ -91,6 +90,14 @@ impl Home {
             "no place for the job's directory ({}); set TMPDIR to a short path that you may write to, the same for all ranks of the node",
             refused.join(", ")
         )))
+    }
+
+    /// The one that [`Home::open`] has made, if it has; `temporary` is $TMPDIR.
+    pub fn find(temporary: Option<OsString>, room_name: &str) -> Option<Self> {
+        parents(temporary).find_map(|parent| match own(&names(&parent, room_name)) {
+            Ok(Own::Settled(home)) if check_parent(&parent).is_ok() => Some(Home(home)),
+            _ => None,
+        })
     }
 
     /// The one of these names at which all ranks of this user meet.
@@ -130,14 +137,20 @@ impl Home {
         }
     }
 
-    /// Removes the rooms that killed keepers have left. Their names begin with `prefix`, which
-    /// stands for this node and boot: locks of another node may be invisible here.
-    pub fn sweep(&self, prefix: &str) {
+    /// The room of a job if it is there.
+    pub fn existing_room(&self, name: &str) -> Option<Room> {
+        let path = self.0.join(name);
+        check_directory(&path).is_ok().then(|| Room::at(&path))
+    }
+
+    /// Removes the rooms that killed keepers have left. Their names begin with one of `prefixes`,
+    /// which stand for this node and boot: locks of another node may be invisible here.
+    pub fn sweep(&self, prefixes: &[String]) {
         // The next job tries again what fails here.
         let Ok(entries) = std::fs::read_dir(&self.0) else { return };
         for entry in entries.take(SWEEP_LIMIT).flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if !name.starts_with(prefix) {
+            if !prefixes.iter().any(|prefix| name.starts_with(prefix)) {
                 continue;
             }
             if name.ends_with(GONE) {
@@ -147,6 +160,12 @@ impl Home {
             }
         }
     }
+}
+
+/// Where a home may be, in the order in which it is looked for.
+fn parents(temporary: Option<OsString>) -> impl Iterator<Item = PathBuf> {
+    let temporary = temporary.map(PathBuf::from);
+    temporary.into_iter().chain([PathBuf::from("/tmp")]).filter(|dir| dir.is_absolute())
 }
 
 /// The names in `parent` that leave room for the paths of a room's sockets.

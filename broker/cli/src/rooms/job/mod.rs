@@ -3,11 +3,13 @@
 //! between the ranks of a job.
 
 use crate::error::{Context, Error, Result};
-use fdbrokerd::schedulers::{Ids, is_launcher};
+use fdbrokerd::schedulers::{Ids, is_launcher, scheduler_ids};
 use nix::unistd::{Uid, getppid};
 use siphasher::sip128::{Hasher128, SipHasher24};
+use std::ffi::OsString;
 use std::fmt;
 use std::hash::Hasher;
+use std::path::Path;
 
 /// How many ancestors are searched for a launcher. Real jobs have a few wrappers, so this only
 /// bounds the loop.
@@ -18,9 +20,16 @@ const MAX_ANCESTORS: usize = 64;
 const BOOT_DIGITS: usize = 6;
 const JOB_DIGITS: usize = 12;
 
+/// Who starts the broker of a job: a rank of `run --join`, or a program that asks the library for
+/// that. It begins the name of the job's directory, so that the two never meet.
+const JOINED: &str = "job";
+const STARTED: &str = "own";
+
 /// The job of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Job {
+    /// One of [`JOINED`] and [`STARTED`].
+    kind: &'static str,
     /// Tells the job from every other one on this node, as names and values.
     parts: Vec<(String, String)>,
     /// The allocations that the job runs in. They tell no job from another; `fdbroker jobs` shows
@@ -36,7 +45,8 @@ impl Job {
     /// serve several jobs (PRRTE's DVM).
     pub fn find(given: Option<&str>) -> Result<Self> {
         if let Some(name) = given {
-            return Ok(Job { parts: vec![("--job".into(), name.into())], allocation: Vec::new() });
+            let parts = vec![("--job".into(), name.into())];
+            return Ok(Job { kind: JOINED, parts, allocation: Vec::new() });
         }
         let parent = getppid().as_raw();
         let ids = Ids::find(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()));
@@ -50,7 +60,25 @@ impl Job {
             // A pid identifies a process only within its namespace.
             parts.push(("pid namespace".into(), namespace()?));
         }
-        Ok(Job { parts, allocation: ids.allocation })
+        Ok(Job { kind: JOINED, parts, allocation: ids.allocation })
+    }
+
+    /// What processes that start their broker themselves have in common: the scheduler's job and
+    /// step, at whose end it kills the broker, too; else the user.
+    pub fn of_started(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let parts = scheduler_ids(|name| Some(variable(name)?.to_string_lossy().into_owned()));
+        let parts = parts.into_iter().map(|(name, id)| (name.to_owned(), id)).collect();
+        Job { kind: STARTED, parts, allocation: Vec::new() }
+    }
+
+    /// Whether a scheduler ends it.
+    pub fn is_scheduled(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// Whether programs start its broker by themselves.
+    pub fn is_started(&self) -> bool {
+        self.kind == STARTED
     }
 
     /// Name of the job's directory on this node, in this boot.
@@ -64,7 +92,7 @@ impl Job {
         let mut texts = vec![boot_id.to_owned(), uid.to_string()];
         texts.extend(self.parts.iter().flat_map(|(name, value)| [name.clone(), value.clone()]));
         let job = digits(&texts, JOB_DIGITS);
-        format!("{}{job}", boot_prefix(boot_id))
+        format!("{}{job}", boot_prefix(self.kind, boot_id))
     }
 }
 
@@ -72,18 +100,26 @@ impl fmt::Display for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |name: &str, value: &str| format!("{name} {}", value.escape_debug());
         let parts: Vec<_> = self.parts.iter().map(|(name, value)| said(name, value)).collect();
-        f.write_str(&parts.join(", "))?;
+        let all = if parts.is_empty() { "the user's".into() } else { parts.join(", ") };
+        f.write_str(&all)?;
         self.allocation.iter().try_for_each(|(name, id)| write!(f, ", within {}", said(name, id)))
     }
 }
 
-/// Start of the names of all jobs' directories on this node, in this boot.
-pub fn directory_prefix() -> Result<String> {
-    Ok(boot_prefix(&boot_id()?))
+/// Starts of the names of all jobs' directories on this node, in this boot.
+pub fn directory_prefixes() -> Result<[String; 2]> {
+    let boot_id = boot_id()?;
+    Ok([JOINED, STARTED].map(|kind| boot_prefix(kind, &boot_id)))
 }
 
-fn boot_prefix(boot_id: &str) -> String {
-    format!("job-{}-", digits(&[boot_id.to_owned()], BOOT_DIGITS))
+/// Whether this is the name of a directory of processes that start their broker themselves.
+pub fn is_of_started(directory: &Path) -> bool {
+    let name = directory.file_name().map(|name| name.to_string_lossy());
+    name.is_some_and(|name| name.starts_with(&format!("{STARTED}-")))
+}
+
+fn boot_prefix(kind: &str, boot_id: &str) -> String {
+    format!("{kind}-{}-", digits(&[boot_id.to_owned()], BOOT_DIGITS))
 }
 
 fn boot_id() -> Result<String> {

@@ -64,7 +64,7 @@ fn name_in_when_anything_differs_then_another_name() {
     let name = job("a").name_in("boot", Uid::from_raw(1));
     assert_eq!(name, job("a").name_in("boot", Uid::from_raw(1)));
     assert_eq!(name.len(), "job-".len() + BOOT_DIGITS + 1 + JOB_DIGITS);
-    assert!(name.starts_with(&boot_prefix("boot")));
+    assert!(name.starts_with(&boot_prefix(JOINED, "boot")));
     for other in [
         job("b").name_in("boot", Uid::from_raw(1)),
         job("a").name_in("boot", Uid::from_raw(2)),
@@ -79,11 +79,11 @@ fn name_in_when_anything_differs_then_another_name() {
 fn display_when_in_an_allocation_then_both_and_escapes_are_seen() {
     let apid = "f7ac\u{1b}[2J\n".to_owned();
     let allocation = vec![("PBS_JOBID", "12.server".to_owned())];
-    let job = Job { parts: vec![("PALS_APID".into(), apid)], allocation };
+    let job = Job { kind: JOINED, parts: vec![("PALS_APID".into(), apid)], allocation };
     let shown = "PALS_APID f7ac\\u{1b}[2J\\n, within PBS_JOBID 12.server";
     assert_eq!(job.to_string(), shown);
     // The allocation may be seen by some ranks only.
-    let alone = Job { parts: job.parts.clone(), allocation: Vec::new() };
+    let alone = Job { kind: JOINED, parts: job.parts.clone(), allocation: Vec::new() };
     assert_eq!(job.name_in("boot", Uid::from_raw(1)), alone.name_in("boot", Uid::from_raw(1)));
 }
 
@@ -95,4 +95,26 @@ fn parse_when_the_name_is_hostile_then_read_right() {
     let own = Process::read(std::process::id().cast_signed()).expect("this process");
     assert_eq!(own.parent, getppid().as_raw());
     assert!(own.started > 0);
+}
+
+fn started_in(environment: &[(&str, &str)]) -> String {
+    let job = Job::of_started(|name| {
+        environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into())
+    });
+    assert!(job.is_started());
+    job.name_in("boot", Uid::from_raw(1))
+}
+
+#[test]
+fn of_started_when_a_scheduler_gives_a_job_then_its_room_else_the_users() {
+    let user = started_in(&[]);
+    assert!(is_of_started(Path::new(&user)) && user.starts_with(&boot_prefix(STARTED, "boot")));
+    assert!(!is_of_started(Path::new("/tmp/fdbroker-1/job-000000-000000000000")));
+    // A launcher's job ends, and nobody kills what it leaves.
+    assert_eq!(user, started_in(&[("PMIX_NAMESPACE", "5"), ("OMPI_MCA_ess_base_jobid", "6")]));
+    let batch = started_in(&[("SLURM_JOB_ID", "7")]);
+    let step = started_in(&[("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0")]);
+    let pbs = started_in(&[("PBS_JOBID", "7")]);
+    let all = [&user, &batch, &step, &pbs];
+    assert!((0..4).all(|one| (0..one).all(|other| all[one] != all[other])), "{all:?}");
 }

@@ -10,6 +10,8 @@
 //! | `members` | each process of the job, for its life | the keeper, when it ends the broker |
 //! | `keeper` | - | the keeper, for its life; its joiner passes the lock on |
 //!
+//! A fourth, `stop`, asks the keeper of programs that start their broker themselves to end it.
+//!
 //! A process that wants several locks takes `gate` last, or takes `gate` first and only tries the
 //! others: so there is no deadlock. Only a process that holds all three exclusively may remove the
 //! directory. So a process that holds one of them knows that the directory stays, once
@@ -28,6 +30,9 @@ pub const GATE: &str = "gate";
 pub const MEMBERS: &str = "members";
 /// File that the keeper locks.
 pub const KEEPER: &str = "keeper";
+
+/// File that asks the keeper to end the broker, whoever uses it.
+const STOP: &str = "stop";
 
 /// How often the removal of a directory is tried. A try fails only if a late joiner puts a file
 /// there meanwhile.
@@ -87,6 +92,22 @@ impl Room {
         let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
         let of_path = std::fs::symlink_metadata(self.path.join(name)).map(identity).ok();
         of_path.is_some() && of_path == file.metadata().map(identity).ok()
+    }
+
+    /// Asks the keeper to end the broker.
+    pub fn ask_to_stop(&self) -> Result<()> {
+        self.open(STOP).map(drop)
+    }
+
+    /// Whether the keeper was asked.
+    pub fn is_to_stop(&self) -> bool {
+        self.path.join(STOP).exists()
+    }
+
+    /// Takes back what a keeper that was killed had been asked. The caller has locked `keeper`.
+    pub fn go_on(&self) {
+        // There is none as a rule.
+        let _ = std::fs::remove_file(self.path.join(STOP));
     }
 
     /// Removes the directory. The caller has locked all three files exclusively.

@@ -40,11 +40,11 @@ fn sweep_when_any_lock_is_held_then_left_alone_else_removed() {
         let room = room(&home, "job-1-a");
         let held = file(&room, name);
         assert!(try_lock(&held).expect("no error"));
-        home.sweep("job-1-");
+        home.sweep(&["job-1-".into()]);
         assert!(room.path().exists(), "{name}");
         assert!(room.is_current(&held, name));
         drop(held);
-        home.sweep("job-1-");
+        home.sweep(&["job-1-".into()]);
         assert!(!room.path().exists(), "{name}");
     }
 }
@@ -55,7 +55,7 @@ fn sweep_when_of_another_boot_then_left_alone_and_a_half_removed_one_goes() {
     let others = room(&home, "job-2-a");
     let half = room(&home, "job-1-a.gone");
     drop(file(&half, GATE));
-    home.sweep("job-1-");
+    home.sweep(&["job-1-".into()]);
     assert!(others.path().exists());
     assert!(!half.path().exists());
 }

@@ -87,10 +87,15 @@ impl Node {
 
     /// Waits until nothing is left: no process, no directory.
     pub fn wait_until_empty(&self) {
+        self.wait_until_no_process();
+        wait_for("end of the rooms", || self.rooms().is_empty().then_some(()));
+    }
+
+    /// The same where a keeper was killed, whose room the next one removes.
+    pub fn wait_until_no_process(&self) {
         wait_for("end of the broker", || {
-            let is_empty = self.rooms().is_empty()
-                && self.processes("keeper").is_empty()
-                && self.processes("broker").is_empty();
+            let is_empty =
+                self.processes("keeper").is_empty() && self.processes("broker").is_empty();
             is_empty.then_some(())
         });
     }
