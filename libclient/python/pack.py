@@ -33,7 +33,7 @@ Description-Content-Type: text/markdown
 
 {description}"""
 WHEEL = "Wheel-Version: 1.0\nGenerator: fdbroker\nRoot-Is-Purelib: false\nTag: {tag}\n"
-ENTRY_POINTS = "[console_scripts]\nfdbroker = fdbroker.__main__:main\n"
+ENTRY_POINTS = "[console_scripts]\nfdbroker = fdbroker.__main__:main\nfdbrokerd = fdbroker.__main__:daemon\n"
 
 
 def entry(name, mode):

@@ -111,6 +111,8 @@ for interpreter in "$python" $others; do
 done
 works() { "$work/bare0/bin/fdbroker" run -- "$work/bare0/bin/python" -m fdbroker demo --ranks 2 --buffers 20 --json > "$work/out"; }
 check "the command and the demo of the wheel work" works
+daemon() { "$work/bare0/bin/fdbrokerd" --version | grep '^fdbrokerd '; }
+check "fdbrokerd is a command of the wheel" daemon
 doctor() { "$work/bare0/bin/fdbroker" run -- "$work/bare0/bin/python" -m fdbroker doctor --json | grep -q '"checks"'; }
 check "python -m fdbroker doctor works" doctor
 layers() { "$work/bare0/bin/fdbroker" run --cuda -- true && "$work/bare0/bin/fdbroker" run --level-zero -- true; }

@@ -16,7 +16,7 @@ SHARE = {"uid": 0, "gid": 1, "any": 2}
 HOST_MEMORY = {"arena": 0, "udmabuf": 1, "isolated": 2, "dma-heap": 3}
 DRIVERS = {"cuda": 1, "level-zero": 2}
 IMPORT_READ, IMPORT_WRITE, IMPORT_NO_CACHE = 0, 1, 2
-OPEN_NOTICES = 8
+OPEN_NOTICES, OPEN_START = 8, 16
 OWNERS_DEVICE = 0xFFFFFFFF
 OK, AGAIN = 0, 7
 
@@ -79,6 +79,7 @@ _FUNCTIONS = [
     ("fdbroker_options_init_sized", None, [POINTER(Options), c_size_t]),
     ("fdbroker_open", c_int32, [POINTER(Options), POINTER(c_void_p)]),
     ("fdbroker_close", c_int32, [_CONTEXT]),
+    ("fdbroker_socket", c_char_p, [_CONTEXT]),
     ("fdbroker_is_connected", c_int32, [_CONTEXT]),
     ("fdbroker_set_interrupt", c_int32, [Interrupt, c_void_p]),
     ("fdbroker_due_open", c_int32, [POINTER(c_void_p)]),

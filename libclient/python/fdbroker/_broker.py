@@ -48,8 +48,12 @@ class Broker:
     again by itself. ``with`` closes it at the end; memory that is still seen somewhere stays, and the connection with it.
     """
 
+    #: The path of the broker's socket: other processes find the same broker by ``fdbroker.connect(broker.socket)`` or FDBROKER_SOCKET.
+    socket: str
+
     def __init__(self, context: Context) -> None:
         self._context: Optional[Context] = context
+        self.socket = os.fsdecode(_abi.lib.fdbroker_socket(context.pointer))
         self._lock = threading.Lock()
         # Of each kind of memory who opens it now, and how many calls count on that.
         self._openers: Dict[int, Tuple[int, int]] = {}
@@ -497,6 +501,7 @@ def _choice(what: str, choices: Dict[str, int], value: str) -> int:
 def connect(
     socket: Union[str, "os.PathLike[str]", None] = None, *, name: Optional[str] = None, own_fds: int = 4, arena_bytes: int = 0,
     cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None, timeout: Optional[float] = CONNECT_TIMEOUT_S,
+    start: bool = False,
 ) -> Broker:  # fmt: skip
     """Connects to the broker of this node.
 
@@ -506,16 +511,21 @@ def connect(
     cache_entries, cache_bytes: how much memory of others stays open though nobody uses it; None: FDBROKER_CACHE_MAX_ENTRIES,
     FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit. timeout: seconds that it waits for an answer; None: 10.
 
+    start: where there is no broker, one is started, for all programs of this user on the node that ask for it, or those of the scheduler's
+    job; FDBROKER_START=1 does the same. It ends some seconds after its last client, not while it holds kept or pinned memory, or by
+    ``fdbroker stop``. Where a socket is named or a service is installed (/run/fdbroker is there) none is started: that one is waited for
+    until the timeout. A process with more rights than its user starts none.
+
     Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens; at the end of the timeout when one listens and does not
-    answer), :class:`~fdbroker.NotPermitted`, :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`,
-    :class:`~fdbroker.LocalFdLimit`.
+    answer; or none could be started, which the text explains), :class:`~fdbroker.NotPermitted`, :class:`~fdbroker.Protocol`,
+    :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`, :class:`~fdbroker.NotSupported` (there is no program to start one with).
     """
     options = _abi.Options()
     _abi.lib.fdbroker_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
     options.socket = None if socket is None else os.fsencode(socket)
     options.name = None if name is None else name.encode()
     options.own_fds, options.arena_bytes = own_fds, arena_bytes
-    options.flags = _abi.OPEN_NOTICES
+    options.flags = _abi.OPEN_NOTICES | (_abi.OPEN_START if start else 0)
     options.connect_timeout_ms = ms(CONNECT_TIMEOUT_S if timeout is None else timeout)
     if cache_entries is not None:
         options.cache_max_entries = cache_entries
@@ -523,7 +533,11 @@ def connect(
         options.cache_max_bytes = cache_bytes
     context = open_context(options)
     context.socket = None if socket is None else os.fspath(socket)
-    return Broker(context)
+    made = Broker(context)
+    if start:
+        # Who loads a reference need not have asked for it.
+        context.socket = made.socket
+    return made
 
 
 def device_count(driver: str) -> int:

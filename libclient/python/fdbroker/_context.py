@@ -38,7 +38,7 @@ class Context:
         self._users = 1
         self._lock = threading.Lock()
         self.pid = os.getpid()
-        #: Of its broker, where the program has named it: for references to its memory.
+        #: Of its broker, where the program has named it or had it started: for references to its memory.
         self.socket: Optional[str] = None
         # What tells the program of the broker's notices, from the first time that it wants to know.
         self._news: Optional["News"] = None

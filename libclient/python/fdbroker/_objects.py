@@ -327,7 +327,7 @@ def warn_once(broker: "Broker", options: _Options, name: str, timeout: Optional[
             # What was asked for is done.
             return
         if about and about.ends_with_broker:
-            text = "kept and pinned objects end with this broker: no service manager stores its fds (a private broker, or a unit without FileDescriptorStoreMax)"
+            text = "kept and pinned objects end with this broker: no service manager stores its fds (a private broker, one that a program has started, of which `fdbroker status` names the cgroup that it ends with, or a unit without FileDescriptorStoreMax)"
             # `level` is that of the caller of a method of Broker or Group.
             warnings.warn(text, KeptEndsWithBroker, stacklevel=level)
 

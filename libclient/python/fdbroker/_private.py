@@ -21,9 +21,6 @@ class PrivateBroker(Broker):
     """A connection to a broker that this process has started: :func:`fdbroker.private_broker`. Closing it ends the broker, for
     all who use it."""
 
-    #: The path for other processes: ``fdbroker.connect(broker.socket)``.
-    socket: str
-
     @property
     def environment(self) -> Dict[str, str]:
         """For processes that are started: variables by which they and ``fdbroker`` find this broker."""
@@ -33,7 +30,6 @@ class PrivateBroker(Broker):
     def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int) -> None:
         self._folder, self._child, self._life = folder, child, life
         self._owner = os.getpid()
-        self.socket = os.path.join(folder, "fdbroker", "broker.sock")
 
     @property
     def pid(self) -> int:
