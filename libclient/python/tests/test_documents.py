@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import fdbroker
 from support import SOON_S, needs_numpy
@@ -29,6 +30,13 @@ class Documents(unittest.TestCase):
         self.assertGreaterEqual(len(snippets), 5)
         has_torch = importlib.util.find_spec("torch") is not None
         names = {}
+        # Where the page's broker starts itself.
+        place = tempfile.TemporaryDirectory()
+        self.addCleanup(place.cleanup)
+        patch = unittest.mock.patch.dict(os.environ, TMPDIR=place.name)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.addCleanup(subprocess.run, [sys.executable, "-m", "fdbroker", "stop"], stdout=subprocess.DEVNULL, timeout=SOON_S)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             for number, (needs, snippet) in enumerate(snippets):
                 if needs and not has_torch:
