@@ -91,8 +91,8 @@ pub const NAMES_WORTH_A_TRIM: u64 = 16 << 10;
 pub const PEER_GROUPS: usize = 1024;
 
 /// Pause of a start that is refused for its configuration before it ends, as a service: systemd
-/// starts it again 200 ms later, without end, and each try writes some lines into the journal. It is
-/// what a mended file waits for at most, and much less than TimeoutStartSec=30s of the unit.
+/// starts it again 200 ms later, without end, and each try writes some lines into the journal. It
+/// is what a mended file waits for at most, and much less than TimeoutStartSec=30s of the unit.
 pub const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Connections waiting in a listener's queue: the kernel's default upper bound

@@ -90,7 +90,7 @@ check "documentation, licences and examples" test -s "$stage/usr/share/doc/fdbro
   -s "$stage/usr/share/doc/fdbroker/README.md" -a -s "$stage/usr/share/doc/fdbroker/examples/producer.c"
 check "a manual page of each command, and of the daemon" same "$(
   { "$stage/usr/bin/fdbroker" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z-]*\).*/fdbroker-\1.1/p' | grep -v -- -help
-    printf '%s\n' fdbroker.1 fdbroker-config-{check,show}.1 fdbroker-limits-set.1 fdbrokerd.8; } | sort)" "$(find "$stage/usr/share/man" -type f -printf '%f\n' | sort)"
+    printf '%s\n' fdbroker.1 fdbroker-config-{check,show}.1 fdbroker-limits-{save,set}.1 fdbrokerd.8; } | sort)" "$(find "$stage/usr/share/man" -type f -printf '%f\n' | sort)"
 check "they are written for man(7)" same "" "$(grep -L '^\.TH "FDBROKER' -r "$stage/usr/share/man")"
 check "completions of three shells" grep -q ' ls ' "$stage"/usr/share/{bash-completion/completions/fdbroker,zsh/site-functions/_fdbroker,fish/vendor_completions.d/fdbroker.fish}
 check "links lead to the library" same "libfdbroker.so.0 libfdbroker.so.0.1.0" \

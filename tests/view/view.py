@@ -466,6 +466,11 @@ def audit(node, one, other, handles, own):
     check("audit by root names both", {(one.pid, fd_one), (other.pid, fd_other)} <= found["root"], found)
     check("audit says whose it is", (found["one", "scope"], found["root", "scope"]) == ("own", "node"))
     words = [str(ONE), str(one.pid), "secret-rank"]
+    # It sees the whole ledger, and may read none of its processes.
+    status, text, errors = node.run(USER_MONITOR, "audit")
+    check("audit by a monitor is no success, and says what it could not look at", status == 1 and "incomplete: " in text, status, text, errors)
+    status, text, errors = node.run(USER_MONITOR, "audit", "--pid", str(one.pid))
+    check("of one process, too", status == 1 and "incomplete: 1 process" in text, status, text, errors)
     check("audit of a user has no trace of another", not traces(found["other", "text"], words), found["other", "text"])
 
 

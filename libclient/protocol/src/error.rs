@@ -173,9 +173,10 @@ const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
-/// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process that holds most of it, or 0 and a flag in `scope` that
-/// says who does; told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error
-/// code, 0 = it did not answer; `pid` is the owner's, told to its own domain alone. For
+/// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process
+/// that holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain
+/// alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is
+/// the owner's, told to its own domain alone. For
 /// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
 /// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
 /// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,

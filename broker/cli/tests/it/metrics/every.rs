@@ -47,7 +47,8 @@ const OF_DEBTS: [&str; 2] = ["fdbroker_long_calls_total", "fdbroker_users_away"]
 const OF_PLACES: [&str; 3] =
     ["fdbroker_sockets_away", "fdbroker_sockets_unkept", "fdbroker_sockets_mended_total"];
 
-/// A configuration that is refused, calls that hang, a store that is too small: tests/e2e sees them.
+/// A configuration that is refused, calls that hang, a store that is too small: tests/e2e sees
+/// them.
 const OF_NODE: [&str; 3] =
     ["fdbroker_config_refused", "fdbroker_lanes_hung", "fdbroker_store_short"];
 
