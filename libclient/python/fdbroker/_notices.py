@@ -150,6 +150,8 @@ class News:
         self._ends: Dict[Tuple[int, int], Dict[int, Tuple["weakref.ref[Memory]", Callable[[Error], Any]]]] = {}
         self._tokens = itertools.count(1)
         self._is_over = False
+        # Whoever ends it has told the thread of it, which may give up `_due` then.
+        self.was_told = threading.Event()
         self._due = ctypes.c_void_p()
         check(_lib.fdbroker_due_open(ctypes.byref(self._due)))
         check(_lib.fdbroker_notice_tell(context.pointer, self._due, 0))
@@ -225,6 +227,7 @@ class News:
             return False
         self._is_over = True
         _lib.fdbroker_due_tell(self._due, 0)
+        self.was_told.set()
         with self._lock:
             readers = list(self._readers)
         for reader in readers:
@@ -259,6 +262,8 @@ def _follow(news: News, context: Context, due: ctypes.c_void_p) -> None:
             if one is None:
                 break
             news.tell(one)
+    # A notice may have woken it first.
+    news.was_told.wait()
     _lib.fdbroker_due_close(due)
 
 
