@@ -10,8 +10,8 @@ use std::time::Duration;
 /// s. A broker that takes longer hangs, or everything is in use: a rank should hear of it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause between two looks for a broker that is named or installed and does not listen yet: a service
-/// starts in some ten milliseconds, or never.
+/// Pause between two looks for a broker that is named or installed and does not listen yet: a
+/// service starts in some ten milliseconds, or never.
 pub const SERVICE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Most bytes that are heard of the program that starts a broker: a path, or why it cannot.

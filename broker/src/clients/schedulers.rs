@@ -219,8 +219,8 @@ impl Ids {
     }
 }
 
-/// What the environment says of the scheduler's job that a process is in, of whatever part of it: at
-/// the end of that part the scheduler ends all its processes.
+/// What the environment says of the scheduler's job that a process is in, of whatever part of it:
+/// at the end of that part the scheduler ends all its processes.
 pub fn scheduler_ids(variable: impl Fn(&str) -> Option<String>) -> Vec<(&'static str, String)> {
     let schedulers = SCHEDULERS.iter().filter(|it| !it.name.is_empty());
     let names = schedulers.flat_map(|it| it.job.iter().chain(it.allocation));

@@ -90,8 +90,8 @@ pub struct CuMemAccessDesc {
     pub flags: c_int,
 }
 
-/// The begin of `CUDA_MEMCPY2D`: x, y, kind and host pointer of the source, its device pointer, array
-/// and pitch, and as much of the target.
+/// The begin of `CUDA_MEMCPY2D`: x, y, kind and host pointer of the source, its device pointer,
+/// array and pitch, and as much of the target.
 #[repr(C)]
 pub struct Copy2D {
     _source: [MaybeUninit<u64>; 4],

@@ -18,7 +18,7 @@ pub struct ClientBuilder {
     pub(super) settings: Settings,
     /// `None`: as the environment says.
     max_held_fds: Option<u32>,
-    /// The same.
+    /// `None`: as `FDBROKER_START` says.
     start: Option<bool>,
     is_named: bool,
 }
@@ -48,10 +48,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether to start a broker where there is none, for all programs of this user on the node that
-    /// ask for one, or those of the scheduler's job: the program `fdbroker` does it, which is found
-    /// by `FDBROKER_PROGRAM`, beside the library or on PATH. It ends some seconds after its last
-    /// client and what is kept, or by `fdbroker stop`. Where a socket is named or a service is
+    /// Whether to start a broker where there is none, for all programs of this user on the node
+    /// that ask for one, or those of the scheduler's job: the program `fdbroker` does it, which is
+    /// found by `FDBROKER_PROGRAM`, beside the library or on PATH. It ends some seconds after its
+    /// last client and what is kept, or by `fdbroker stop`. Where a socket is named or a service is
     /// installed (/run/fdbroker is there) none is started: connecting waits for that one until its
     /// deadline. A process with more rights than its user (AT_SECURE) starts none. Default:
     /// `FDBROKER_START`, else no.

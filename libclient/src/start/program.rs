@@ -9,8 +9,8 @@ use std::ffi::{CStr, OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where it is from the library's folder: as installed (`lib/`, `lib/TRIPLE/`), in the wheel, and as
-/// built.
+/// Where it is from the library's folder: as installed (`lib/`, `lib/TRIPLE/`), in the wheel, and
+/// as built.
 const BESIDE: [&str; 4] = ["fdbroker", "../bin/fdbroker", "../../bin/fdbroker", "../fdbroker"];
 
 /// The program that the environment names, else the one beside the library, else that of PATH.

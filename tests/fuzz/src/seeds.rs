@@ -226,7 +226,8 @@ fn begun(texts: &[&str]) -> Vec<Vec<u8>> {
 /// the environment, and the other ways to write TOML.
 fn config() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8, subordinate_uids: Default::default() };
+    let (owners, subordinate_uids) = (vec![0], Default::default());
+    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8, owners, subordinate_uids };
     let settings =
         Settings::resolve(&Args::default(), &Environment::default(), ConfigFile::default(), &host);
     let settings = settings.expect("the defaults can be used");

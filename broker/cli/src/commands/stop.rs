@@ -7,8 +7,8 @@ use crate::rooms::of_started;
 use crate::rooms::room::GATE;
 use std::time::{Duration, Instant};
 
-/// Longest wait for the end: the keeper looks every half second, and kills a broker that hangs after
-/// 5 s.
+/// Longest wait for the end: the keeper looks every half second, and kills a broker that hangs
+/// after 5 s.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time between two looks.

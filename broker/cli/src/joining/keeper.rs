@@ -18,8 +18,8 @@
 //!   killed again and again is given up, and the keeper releases `keeper`: the next joiner starts
 //!   another keeper in the same room. The old keeper stays, to remove the room if no process joins.
 //! - A member may close all its fds, and its lock with them. Its connection still counts: the
-//!   broker stays while a client is connected. It is looked at with all locks held, so a client that
-//!   has come through a joiner is seen.
+//!   broker stays while a client is connected. It is looked at with all locks held, so a client
+//!   that has come through a joiner is seen.
 
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result, exit};

@@ -173,9 +173,9 @@ fn serves(mut command: Command, limit: Duration) -> Result<bool> {
     }
 }
 
-/// Where the user's manager runs: the command that makes a unit of the command after it, so that the
-/// broker does not end with the cgroup of the program that happens to start it. It fails where the
-/// manager does not answer.
+/// Where the user's manager runs: the command that makes a unit of the command after it, so that
+/// the broker does not end with the cgroup of the program that happens to start it. It fails where
+/// the manager does not answer.
 fn unit() -> Option<Command> {
     let manager = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("systemd/private");
     let program = std::env::current_exe().ok().filter(|_| manager.exists())?;

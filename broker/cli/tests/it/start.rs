@@ -430,8 +430,8 @@ fn start_when_there_is_no_program_or_a_wrong_one_then_its_words_and_within_the_d
     assert!(!node.home().exists());
 }
 
-/// A node with a user's manager, in a pid, a cgroup and a mount namespace of its own; exit status 77
-/// where there can be none. `$I` is what runs there.
+/// A node with a user's manager, in a pid, a cgroup and a mount namespace of its own; exit status
+/// 77 where there can be none. `$I` is what runs there.
 const WITH_MANAGER: &str = r#"
     unshare -mCpf --mount-proc true && [ -x /lib/systemd/systemd ] || exit 77
     mkdir -p "$TMPDIR/cgroups" && mount -t cgroup2 none "$TMPDIR/cgroups" || exit 77

@@ -34,6 +34,7 @@ pub fn run(data: &[u8]) {
         euid,
         hard_fds: if choice & 16 != 0 { 1024 } else { 1 << 20 },
         open_fds: 8,
+        owners: vec![euid],
         subordinate_uids: Default::default(),
     };
     let settings = match Settings::resolve(&args, &environment, file, &host) {

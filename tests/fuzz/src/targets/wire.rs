@@ -4,8 +4,8 @@
 
 use fdbroker_protocol::admin::{
     AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,
-    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
-    TombstoneRecord,
+    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer,
+    TakeoverStep, TombstoneRecord,
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::object::*;
