@@ -9,7 +9,7 @@ use crate::step::{Quota, Step};
 use crate::sums::{Holder, Ledger};
 use crate::tally::Promise;
 use fdbroker_protocol::page::LAST_GENERATION;
-use fdbroker_protocol::{Resource, Scope, Status};
+use fdbroker_protocol::{NO_CAP, Resource, Scope, Status};
 
 impl Model {
     /// Whether the NO_QUOTA of a request is true for one of its items.
@@ -39,7 +39,7 @@ impl Model {
         let (Some(resource), Some(scope)) = (resource, scope) else {
             return Err(format!("{shown} names no cap"));
         };
-        let value = quota.status.value.get();
+        let value = quota.status.cap().unwrap_or(NO_CAP);
         if resource == Resource::ParkedRequests {
             ensure!(value == u64::from(self.config.max_parked_per_client), "{shown}: another cap");
             return Ok(());
