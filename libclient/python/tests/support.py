@@ -67,9 +67,14 @@ def enter(device=0):
 def put(pointer, data):
     call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
     call("cuStreamSynchronize", None)
-def get(pointer, count):
+def get(pointer, count, device=None):
+    # The driver copies for the current context's GPU alone, if that reaches the memory.
+    if device is not None:
+        enter(device)
     data = ctypes.create_string_buffer(count)
     call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
+    if device is not None:
+        call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
     return data.raw
 """
 

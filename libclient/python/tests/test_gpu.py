@@ -129,7 +129,7 @@ with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as oth
         assert get(a.pointer, 6) == b"gpu %d!" % number and not a.writable
         assert a.__cuda_array_interface__["data"] == (a.pointer, True) and b.shape == (2, 2)
         there = other.get("a", device="cuda:1")
-        assert there.device == "cuda:1" and get(there.pointer, 6) == b"gpu %d!" % number
+        assert there.device == "cuda:1" and get(there.pointer, 6, 1) == b"gpu %d!" % number
         try:
             other.get("a", device="cuda:7")
         except fdbroker.NotSupported:
@@ -181,7 +181,7 @@ with fdbroker.connect(sys.argv[1]) as broker:
         handle, _, device = line.rstrip("\\n").partition(" ")
         try:
             with broker.open(bytes.fromhex(handle), device=device or None) if handle else broker.get("a") as memory:
-                print(memory.device, get(memory.pointer, 5).decode())
+                print(memory.device, get(memory.pointer, 5, int(memory.device[5:])).decode())
         except (fdbroker.NotSupported, ValueError) as error:
             print(type(error).__name__, error)
 """
@@ -244,7 +244,7 @@ with fdbroker.connect(broker.socket) as one, fdbroker.connect(broker.socket) as 
     else:
         print("no error")
     there = two.open(made[1].handle, device="cuda:0")
-    assert there.device == "cuda:0" and get(there.pointer, 5) == b"gpu 1"
+    assert there.device == "cuda:0" and get(there.pointer, 5, 0) == b"gpu 1"
     here.close(); there.close()
 print("end")
 """)

@@ -229,7 +229,9 @@ fn unread_parties(look: &Look, wanted: Option<u32>) -> usize {
     let ledger = &look.after;
     let is_read = |pid: &u32| look.scan.processes.get(pid).is_some_and(|it| it.unread.is_none());
     let is_hidden = |pid: &u32| !is_read(pid) && !is_gone(*pid);
-    let clients = ledger.clients.keys().copied();
+    // One that has joined since the processes were looked at is not hidden.
+    let clients =
+        ledger.clients.keys().copied().filter(|pid| look.before.clients.contains_key(pid));
     let parties = clients.chain(Some(ledger.broker).filter(|_| ledger.is_whole));
     parties.filter(|pid| wanted.is_none_or(|wanted| wanted == *pid)).filter(is_hidden).count()
 }
