@@ -3,7 +3,7 @@
 Ends with `N passed, N failed`. Must never let a licence pass that
 does not stand here.
 
-It reads `cargo metadata`, with the lock file as it is. No advisories: for those, cargo-deny with a copy of its database (RELEASING.md)."""
+It reads `cargo metadata`, with the lock file as it is. It knows no advisories: those are cargo-deny's."""
 
 import json
 import re
