@@ -65,10 +65,6 @@ impl Books {
             && matches!(blocked.resource, SHARE_OF_FDS | Resource::TablePlaces);
         let full = Status::no_quota(resource, kind, cap, 0);
         let full = if is_share { full.of_share() } else { full };
-        let full = match resource {
-            Resource::Fds => self.with_declared(full, scope),
-            _ => full,
-        };
         if !is_share && account.counted(counted) == 0 && resource != Resource::TablePlaces {
             return full.of_request();
         }
@@ -78,28 +74,25 @@ impl Books {
         let its =
             self.clients.iter().filter(|(_, it)| self.ledger.path(it.scope).any(|of| of == scope));
         let (mut largest, mut of_nobody) = ((0, 0), account.counted(counted));
+        let mut declaring = 0;
         for (_, client) in its {
-            let held = self.ledger[client.scope].account.counted(counted);
+            let own = &self.ledger[client.scope].account;
+            declaring += u64::from(own.now(Resource::OwnFds) > 0);
+            let held = own.counted(counted);
             of_nobody = of_nobody.saturating_sub(held);
             if held >= largest.0 {
                 largest = (held, client.pid);
             }
         }
+        let full = if resource == Resource::Fds {
+            full.with_declared(account.now(Resource::OwnFds), declaring)
+        } else {
+            full
+        };
         match largest {
             (held, _) if of_nobody > held => full.of_no_process(),
             (_, pid) => Status { pid: pid.into(), ..full },
         }
-    }
-
-    /// The same NO_QUOTA of fds, with what clients of the scope declare for their own memory.
-    fn with_declared(&self, full: Status, scope: ScopeId) -> Status {
-        let own = |it: &Client| self.ledger[it.scope].account.now(Resource::OwnFds);
-        let declaring = self
-            .clients
-            .iter()
-            .filter(|(_, it)| own(it) > 0 && self.ledger.path(it.scope).any(|of| of == scope));
-        let declared = self.ledger[scope].account.now(Resource::OwnFds);
-        full.with_declared(declared, declaring.count() as u64)
     }
 
     /// A NO_QUOTA as a client is told it: pids of its own domain's processes alone.
