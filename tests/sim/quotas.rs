@@ -74,6 +74,10 @@ impl Model {
             other => self.cap(*account, other) == value.into(),
         };
         ensure!(accounts.iter().any(is_its), "{shown} names another cap");
+        if let Some((declared, _)) = quota.status.declared() {
+            let own = |account: &Holder| ledgers.iter().any(|it| it.of(*account).own == declared);
+            ensure!(accounts.iter().any(own), "{shown} tells of {declared} declared fds");
+        }
         // The cap is full for this request; or a request before it waits for it, or did until this
         // step answered it.
         let heard_of = |account: Holder| {
