@@ -8,7 +8,8 @@ use fdbrokerd::lock::DirectoryLock;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkdtemp};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -106,6 +107,9 @@ struct Settings {
     is_quiet: bool,
     /// The directory goes with the broker.
     is_own: bool,
+    /// What says that the directory is in use. Each broker has it, too, from its first moment to
+    /// its last: one whose owner was killed before it had begun to serve may still come to that.
+    lock: Option<File>,
 }
 
 impl Settings {
@@ -135,6 +139,9 @@ impl Settings {
         // clients.
         command.process_group(0);
         crate::signals::wake_when_orphaned(&mut command);
+        if let Some(lock) = &self.lock {
+            pass_on(lock.as_raw_fd(), &mut command);
+        }
         command.spawn().context(|| "start the broker")
     }
 }
@@ -144,15 +151,18 @@ impl PrivateBroker {
     /// cap; `None`: the daemon's default. `is_quiet`: its log has errors alone.
     pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
         let dir = RuntimeDir::create()?;
-        let settings = Settings { dir: dir.path().to_owned(), max_fds, is_quiet, is_own: true };
+        let settings =
+            Settings { dir: dir.path().to_owned(), max_fds, is_quiet, is_own: true, lock: None };
         let mut broker = Self::start_with(settings)?;
         broker.own_dir = Some(dir);
         Ok(broker)
     }
 
-    /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves.
-    pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
-        Self::start_with(Settings { dir: dir.to_owned(), max_fds, is_quiet: false, is_own: false })
+    /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves. `lock` is
+    /// locked as long as this value or its broker is there.
+    pub fn start_in(dir: &Path, max_fds: Option<u64>, lock: File) -> Result<Self> {
+        let (dir, lock) = (dir.to_owned(), Some(lock));
+        Self::start_with(Settings { dir, max_fds, is_quiet: false, is_own: false, lock })
     }
 
     fn start_with(settings: Settings) -> Result<Self> {
@@ -254,6 +264,17 @@ impl PrivateBroker {
     fn wait_for_end(&mut self, limit: Duration) -> Option<ExitStatus> {
         wait_bounded(&mut self.child, limit)
     }
+}
+
+/// Lets the process of `command` have this fd, too, under its number.
+fn pass_on(fd: RawFd, command: &mut Command) {
+    // SAFETY: between fork and exec, it makes one system call with a number that is open there.
+    let keep_open = move || match unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: as above; it touches no memory of the parent.
+    unsafe { command.pre_exec(keep_open) };
 }
 
 /// Waits for the byte that `who` writes to a pipe when it is ready. `Some(false)`: it has ended

@@ -12,8 +12,8 @@
 //!   the joiner has joined, or after it has ended.
 //! - A joiner that has joined holds `members`, so the keeper cannot lock it: the broker that the
 //!   joiner found stays.
-//! - If the keeper is killed, its broker ends too and `keeper` is free: the next joiner starts
-//!   another keeper.
+//! - If the keeper is killed, its broker ends too, and then `keeper` is free, which both have
+//!   locked: the next joiner starts another keeper.
 //! - If the broker is killed, its keeper starts another in the same room at once. One that is
 //!   killed again and again is given up, and the keeper releases `keeper`: the next joiner starts
 //!   another keeper in the same room. The old keeper stays, to remove the room if no process joins.
@@ -142,7 +142,8 @@ impl Keeper {
         // it.
         let _ = directory.try_lock_shared();
         wait_for_predecessor(&room)?;
-        let broker = PrivateBroker::start_in(dir, max_fds)?;
+        let lock_of_broker = lock.try_clone().context(|| "pass the lock on")?;
+        let broker = PrivateBroker::start_in(dir, max_fds, lock_of_broker)?;
         let pid = broker.pid();
         let tenure = Arc::new(Mutex::new(Some(Tenure { broker, lock })));
         let watched = Arc::clone(&tenure);
@@ -283,7 +284,8 @@ fn unbind_from_memory() {
     let _ = unsafe { libc::syscall(libc::SYS_set_mempolicy, MPOL_DEFAULT, none, 0) };
 }
 
-/// Waits until the broker of a killed keeper has ended: a room has one broker at a time.
+/// Waits until a broker has ended that had taken over from the one of a killed keeper: a room has
+/// one broker at a time, and this one does not have the room's lock.
 fn wait_for_predecessor(room: &Room) -> Result<()> {
     let admin_socket = room.admin_socket();
     let Some(directory) = admin_socket.parent().filter(|directory| directory.exists()) else {

@@ -7,6 +7,7 @@ use crate::common::{Running, end, fdbroker, is_alive, one_json_line, signal, wai
 use crate::shared::not_run;
 use fdbroker_client::Client;
 use serde_json::Value;
+use std::fs::DirEntry;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -347,6 +348,20 @@ fn start_when_keeper_and_broker_were_killed_then_the_socket_they_left_does_no_ha
     kill_both();
     std::fs::write(room.join("stop"), "").expect("written");
     done(program(&node, &["objects"]));
+    node.wait_until_empty();
+}
+
+#[test]
+fn start_when_the_broker_begins_then_it_has_the_lock_of_its_room_until_it_has_ended() {
+    let Some(node) = node("start-taken") else { return };
+    done(program(&node, &["objects"]));
+    let lock = node.rooms()[0].join("keeper");
+    let has = |fd: std::io::Result<DirEntry>| std::fs::read_link(fd?.path()).map(|it| it == lock);
+    // A broker whose keeper is killed at its first step must keep the next one out.
+    for process in ["keeper", "broker"] {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", node.only(process))).expect("alive");
+        assert!(fds.map(has).any(|has| has.unwrap_or(false)), "{process}");
+    }
     node.wait_until_empty();
 }
 

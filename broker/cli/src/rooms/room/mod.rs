@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `gate` | - | a process that joins the broker or ends it, meanwhile |
 //! | `members` | each process of the job, for its life | the keeper, when it ends the broker |
-//! | `keeper` | - | the keeper, for its life; its joiner passes the lock on |
+//! | `keeper` | - | the keeper and its broker, for their lives; the joiner passes the lock on |
 //!
 //! A fourth, `stop`, asks the keeper of programs that start their broker themselves to end it.
 //!
