@@ -116,7 +116,9 @@ impl View<'_> {
         let told =
             |caps: CapsOfScopes| -> Limits { caps.map(|caps| caps.map(|cap| (*cap).into())) };
         let (in_force, configured) = (told(self.caps()), told(self.configured_caps()));
-        writer.start(Kind::AdminLimitsReply, id).push(&LimitsReply { in_force, configured });
+        let config_file = self.config_file();
+        let reply = LimitsReply { in_force, configured, config_file };
+        writer.start(Kind::AdminLimitsReply, id).push(&reply);
         writer.finish(0, 0)
     }
 }

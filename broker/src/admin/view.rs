@@ -19,9 +19,11 @@ use fdbroker_core::{
     JobKey, JobName, LeaseView, Now, Totals,
 };
 use fdbroker_protocol::ByGauge;
-use fdbroker_protocol::limits::NAME_BYTES;
+use fdbroker_protocol::limits::{CONFIG_PATH_BYTES, NAME_BYTES};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use zerocopy::little_endian::U32;
 
 /// What there is to look at.
@@ -40,6 +42,8 @@ pub(crate) struct Whole<'a> {
     pub listeners: &'a [ListenerSettings],
     /// The caps of the configuration.
     pub configured: CapsOfScopes,
+    /// The file that has them, or is to have them.
+    pub config_file: Option<&'a Path>,
     /// Entries that the service manager's store lacks for the caps.
     pub store_short: u64,
     /// The configuration file is not what is served with.
@@ -131,6 +135,19 @@ impl<'a> View<'a> {
     /// The caps of the configuration: of nobody, too.
     pub fn configured_caps(&self) -> CapsOfScopes {
         self.whole.configured
+    }
+
+    /// Their file, for those who see the whole.
+    pub fn config_file(&self) -> [u8; CONFIG_PATH_BYTES] {
+        let mut told = [0; CONFIG_PATH_BYTES];
+        let file = self.node().and(self.whole.config_file);
+        let file = file.and_then(|path| std::path::absolute(path).ok());
+        if let Some(path) = file.as_deref().map(|it| it.as_os_str().as_bytes())
+            && let Some(place) = told.get_mut(..path.len())
+        {
+            place.copy_from_slice(path);
+        }
+        told
     }
 
     /// The node's totals; of a domain its account, and what is counted of it by itself.

@@ -10,6 +10,7 @@ use crate::limits::{
     STAT_BYTES,
 };
 use crate::node::shared_map::SharedMap;
+use crate::settings::config::file::open_config;
 use fdbroker_core::Lane;
 use fdbroker_protocol::{Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
@@ -258,7 +259,7 @@ impl Common {
         let mut path = [0; PATH_BYTES];
         pread(memfd, &mut path, 0)?;
         let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::ENAMETOOLONG)?;
-        let file = open(path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?;
+        let file = open_config(path)?;
         let mut length = 0;
         loop {
             let count = match read(&file, &mut self.out) {

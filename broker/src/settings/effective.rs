@@ -230,7 +230,7 @@ impl fmt::Display for Settings {
 }
 
 /// The caps of all scopes.
-pub(crate) fn caps_of(settings: &Settings) -> CapsOfScopes {
+pub fn caps_of(settings: &Settings) -> CapsOfScopes {
     let core = &settings.core;
     CapsOfScopes { node: core.node, domain: core.domain, job: core.job, client: core.client }
 }

@@ -3,9 +3,11 @@
 //! configuration of the last good start, which a broker serves with while its file is broken. Must
 //! never serve by that one in silence.
 
+use crate::limits::CONFIG_FILE_BYTES;
 use crate::node::directories::parent;
 use crate::node::names::GOOD_CONFIG_NAME;
 use crate::settings::args::Args;
+use crate::settings::config::file::read_config;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{DEFAULT_CONFIG_FILE, MadeOf, Settings};
 use crate::settings::outside::{Environment, Host};
@@ -15,9 +17,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Most bytes of a file that is kept. The example, which has every key, has 13,000.
-const MOST_BYTES: u64 = 1 << 20;
-
 impl Settings {
     /// What a daemon serves with here: from flags and environment, and the file that they or the
     /// default name, with a look at the places.
@@ -26,7 +25,7 @@ impl Settings {
     /// See [`ConfigError`]: the daemon would not serve with it.
     pub fn load(args: &Args, environment: &Environment, host: &Host) -> Result<Self, ConfigError> {
         let path = path_of_file(args, environment);
-        let text = path.as_deref().map_or(Ok(String::new()), std::fs::read_to_string);
+        let text = path.as_deref().map_or(Ok(String::new()), read_config);
         Self::judge(args, environment, host, path, text)
     }
 
@@ -65,6 +64,13 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The file that the next start reads, if it is there. A private broker may have none.
+    pub(crate) fn file_of_next_start(&self) -> Option<&Path> {
+        let is_private = self.made_of.as_ref().is_none_or(|it| it.args.private.is_some());
+        let default = (!is_private).then_some(Path::new(DEFAULT_CONFIG_FILE));
+        self.config_file.as_deref().or(default)
+    }
+
     /// Keeps the configuration for a start with a broken one. Of the node's broker alone: one that
     /// somebody started by hand is better refused.
     pub(crate) fn keep_as_good(&self) -> io::Result<()> {
@@ -92,16 +98,25 @@ fn path_of_file(args: &Args, environment: &Environment) -> Option<PathBuf> {
 }
 
 /// The settings of the last good start with the same file. Where it names its directory itself,
-/// that is known by the socket that the service manager has there.
+/// that is known by its own line, if that is sound, or the socket that the service manager has
+/// there.
 fn last_good(args: &Args, environment: &Environment, host: &Host) -> Option<Settings> {
     // The broker that is to be taken over from serves on.
     let path = path_of_file(args, environment).filter(|_| !args.takeover)?;
-    let plain = Settings::resolve(args, environment, ConfigFile::default(), host).ok();
+    let file = ConfigFile { admin_socket: own_place(&path), ..ConfigFile::default() };
+    let plain = Settings::resolve(args, environment, file, host).ok();
     let plain = plain.map(|settings| settings.admin_directory().to_owned());
     let bound = crate::manager::inherited::bound_paths();
     let bound = bound.iter().map(|socket| parent(socket).to_owned());
     let text = plain.into_iter().chain(bound).find_map(|directory| kept_in(&directory, &path))?;
     Settings::judge(args, environment, host, Some(path), Ok(text)).ok()
+}
+
+/// The administrators' socket that a broken file names.
+fn own_place(path: &Path) -> Option<PathBuf> {
+    let text = read_config(path).ok()?;
+    let line = text.lines().find(|line| line.trim_start().starts_with("admin_socket"))?;
+    ConfigFile::parse(line).ok()?.admin_socket
 }
 
 /// What is kept in the directory of a start with the file `path`.
@@ -110,8 +125,9 @@ fn kept_in(directory: &Path, path: &Path) -> Option<String> {
     let options = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file: File = options.open(directory.join(GOOD_CONFIG_NAME)).ok()?;
     let mut text = String::new();
-    file.take(MOST_BYTES).read_to_string(&mut text).ok()?;
-    text.strip_prefix(&head(path)).map(String::from)
+    let head = head(path);
+    file.take((head.len() + CONFIG_FILE_BYTES) as u64).read_to_string(&mut text).ok()?;
+    text.strip_prefix(&head).map(String::from)
 }
 
 /// The first line of what is kept: a comment that tells of which file it is.
@@ -155,6 +171,22 @@ mod tests {
         }
         let mended = load("[caps.node]\nfds = 98\n").unwrap();
         assert_eq!((fds(&mended), &mended.refused), (98, &None));
+    }
+
+    #[test]
+    fn load_or_last_good_when_the_broken_file_names_its_place_then_what_is_kept_there_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let keep = |text: &str| {
+            let good = load(dir.path(), text, Args::default()).unwrap();
+            std::fs::create_dir_all(good.admin_directory()).unwrap();
+            good.keep_as_good().unwrap();
+        };
+        keep("[caps.node]\nfds = 99\n");
+        let place = format!("admin_socket = {:?}\n", dir.path().join("own/s"));
+        let broken = place.clone() + "[caps.node]\nfds = 12z\n";
+        assert!(load(dir.path(), &broken, Args::default()).is_err(), "of another place");
+        keep(&(place + "[caps.node]\nfds = 98\n"));
+        assert_eq!(load(dir.path(), &broken, Args::default()).unwrap().core.node.fds, 98);
     }
 
     #[test]

@@ -4,9 +4,11 @@
 
 use crate::limits::PATH_BYTES;
 use crate::node::names::CONFIG_MEMFD;
+use crate::settings::config::file::error_of;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{MadeOf, Settings, caps_of};
 use fdbroker_core::CapsOfScopes;
+use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
@@ -60,7 +62,7 @@ impl Rereading {
     /// The lane has read so many bytes: what they are, and whether they are to be read again.
     pub fn end(&mut self, found: Result<usize, i32>) -> (io::Result<String>, bool) {
         let memfd = self.memfd.take().ok_or(io::Error::from(io::ErrorKind::NotFound));
-        let text = found.map_err(io::Error::from_raw_os_error).and_then(|length| {
+        let text = found.map_err(|errno| error_of(Errno::from_raw(errno))).and_then(|length| {
             let mut bytes = vec![0; length];
             memfd?.read_exact_at(&mut bytes, PATH_BYTES as u64)?;
             String::from_utf8(bytes).map_err(io::Error::other)

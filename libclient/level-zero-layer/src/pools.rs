@@ -94,9 +94,9 @@ pub unsafe extern "C" fn get(
         let code = unsafe { below(pool, handle) };
         if code == SUCCESS && !handle.is_null() {
             // SAFETY: the driver has just written it.
-            let data = unsafe { &mut (*handle).data };
-            let bytes = exchanged(pool.addr(), data.map(|byte| byte.cast_unsigned()));
-            *data = bytes.map(u8::cast_signed);
+            let handle = unsafe { &mut *handle };
+            let bytes = exchanged(pool.addr(), handle.to_bytes());
+            *handle = ze_ipc_event_pool_handle_t::from_bytes(bytes);
         }
         code
     })
@@ -110,11 +110,11 @@ pub unsafe extern "C" fn put(
 ) -> ze_result_t {
     guard(|| {
         let Some(below) = below::POOL_PUT.get() else { return MISSING };
-        let bytes = handle.data.map(|byte| byte.cast_unsigned());
+        let bytes = handle.to_bytes();
         let drivers = VirtualFd::new(fd_of(&bytes))
             .and_then(|fd| broker::known()?.kept().drivers_fd(fd))
             .map_or(bytes, |fd| with_fd(bytes, fd));
-        let handle = ze_ipc_event_pool_handle_t { data: drivers.map(u8::cast_signed) };
+        let handle = ze_ipc_event_pool_handle_t::from_bytes(drivers);
         // SAFETY: the caller's promise; the driver gets the handle that it made.
         unsafe { below(context, handle) }
     })
@@ -129,11 +129,11 @@ pub unsafe extern "C" fn open(
 ) -> ze_result_t {
     guard(|| {
         let Some(below) = below::POOL_OPEN.get() else { return MISSING };
-        let ready = match consume::ready_pool(handle.data.map(|byte| byte.cast_unsigned())) {
+        let ready = match consume::ready_pool(handle.to_bytes()) {
             Ok(ready) => ready,
             Err(code) => return code,
         };
-        let handle = ze_ipc_event_pool_handle_t { data: ready.handle.map(u8::cast_signed) };
+        let handle = ze_ipc_event_pool_handle_t::from_bytes(ready.handle);
         // SAFETY: the caller's promise; the fd stays ours.
         let code = unsafe { below(context, handle, pool) };
         if code == SUCCESS {

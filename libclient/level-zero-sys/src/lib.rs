@@ -38,6 +38,7 @@ pub use chain::{MAX_CHAIN, find, find_mut};
 pub use error::{CallError, LoadError};
 pub use exporter::without_exporter;
 pub use functions::LevelZero;
+pub use handle::bytes_of_characters;
 pub use load::LOADER;
 pub use newer::*;
 pub use structure::Structure;

@@ -383,6 +383,10 @@ impl std::fmt::Display for Status {
                         let cap = WholeBytes(cap);
                         write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?;
                     }
+                    Some(most) if resource == Some(Resource::OwnFds) => write!(
+                        f,
+                        "NO_QUOTA: more own fds than the {scope} cap fds allows, {most} (caps.{scope}.fds)"
+                    )?,
                     Some(cap) => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?,
                 }
                 match self.pid.get() {

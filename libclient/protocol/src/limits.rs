@@ -56,6 +56,9 @@ pub const MAX_GROUP: usize = MAX_BATCH;
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 
+/// Longest path of a configuration file that is told; a longer one is told as none.
+pub const CONFIG_PATH_BYTES: usize = 512;
+
 /// Bytes of the name of a process: TASK_COMM_LEN of include/linux/sched.h, its last byte always 0.
 pub const COMMAND_BYTES: usize = 16;
 

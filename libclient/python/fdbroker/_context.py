@@ -157,7 +157,9 @@ os.register_at_fork(after_in_child=_unreleased.clear)
 
 def sweep() -> None:
     """Ends the leases that are gone and were not ended."""
-    for number, (lease, release, context) in list(_unreleased.items()):
+    # A copy: the collector may run in the loop, and what it ends leaves the dict. Not a list of its
+    # items: to make one makes tuples, at which the collector may run, too.
+    for number, (lease, release, context) in _unreleased.copy().items():
         if lease() is None and _unreleased.pop(number, None):
             release(context.pointer)
             context.give_back()

@@ -17,8 +17,10 @@ use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Write
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use fdbrokerd::settings::sockets::admin_socket_of;
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::SendTimeout;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
+use nix::sys::socket::sockopt::{PeerCredentials, SendTimeout};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket,
+};
 use nix::sys::time::TimeVal;
 use std::ffi::OsString;
 use std::io;
@@ -34,6 +36,9 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The admin socket's name in its directory.
 pub const ADMIN_SOCKET_NAME: &str = "admin.sock";
+
+/// The end of the name of an administrators' directory.
+const ADMIN_SUFFIX: &str = "-admin";
 
 /// The name in JSON of what belongs to the user alone.
 pub const OWN_PART: &str = "own";
@@ -69,6 +74,17 @@ pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
 pub fn started_socket() -> Option<PathBuf> {
     let admin_socket = find_socket(|name| std::env::var_os(name));
     rooms::of_started(&admin_socket).map(|room| room.socket())
+}
+
+/// The clients' socket of a broker that is seen by this one: what `FDBROKER_SOCKET` names, else the
+/// one beside it.
+pub fn client_socket_of(seen: &Path) -> PathBuf {
+    if let Some(named) = std::env::var_os("FDBROKER_SOCKET").filter(|path| !path.is_empty()) {
+        return named.into();
+    }
+    let folder = seen.parent().and_then(Path::to_str).unwrap_or_default();
+    let folder = folder.strip_suffix(ADMIN_SUFFIX).unwrap_or(folder);
+    Path::new(folder).join("broker.sock")
 }
 
 /// A connection to the admin socket.
@@ -190,6 +206,11 @@ impl Admin {
         }
     }
 
+    /// The same with so long a wait for each answer.
+    pub fn within(self, patience: Duration) -> Self {
+        Admin { patience, ..self }
+    }
+
     /// Whether this user sees no more than what is their own.
     pub fn is_own_part(&self) -> bool {
         self.scope != Some(Scope::Node)
@@ -208,6 +229,12 @@ impl Admin {
     /// Inode of this end of the connection.
     pub fn inode(&self) -> Result<u64> {
         Ok(nix::sys::stat::fstat(&self.socket).context(|| "look at the own socket")?.st_ino)
+    }
+
+    /// The broker's user, as the kernel says.
+    pub fn server_uid(&self) -> Result<u32> {
+        let peer = getsockopt(&self.socket, PeerCredentials);
+        Ok(peer.context(|| "look for the broker's user")?.uid())
     }
 
     pub fn status(&mut self) -> Result<NodeStatus> {

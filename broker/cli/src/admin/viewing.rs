@@ -1,7 +1,7 @@
 //! Connects to look: over the administrators' socket, or where this user may not use that, over the
 //! socket that shows users what is their own. Must never be used by a command that acts.
 
-use super::{ADMIN_SOCKET_NAME, ANSWER_LIMIT, Admin, again, find_socket};
+use super::{ADMIN_SOCKET_NAME, ADMIN_SUFFIX, ANSWER_LIMIT, Admin, again, find_socket};
 use crate::error::{Error, Result};
 use crate::output::aside;
 use fdbroker_protocol::{ErrorCode, Scope};
@@ -11,9 +11,6 @@ use std::time::{Duration, Instant};
 
 /// The name of the socket for users, beside the clients' socket.
 const VIEW_SOCKET_NAME: &str = "view.sock";
-
-/// The end of the name of an administrators' directory.
-const ADMIN_SUFFIX: &str = "-admin";
 
 /// Longest wait for a place: other commands of the user have them all, most for some milliseconds.
 const PLACE_PATIENCE: Duration = Duration::from_secs(3);
@@ -73,7 +70,7 @@ fn view(path: &Path, patience: Duration) -> Result<Admin> {
             Err(Error::Refused(ErrorCode::Again) | Error::Denied { .. } | Error::Lost { .. }) => {}
             Err(error) => return Err(error),
         }
-        if began.elapsed() > PLACE_PATIENCE {
+        if began.elapsed() > PLACE_PATIENCE.min(patience) {
             return Err(Error::NoPlace { path: path.to_owned() });
         }
         std::thread::sleep(PLACE_RETRY);

@@ -1,11 +1,10 @@
 //! `fdbroker health`: one line and one exit status on whether the node's broker does its work, for
 //! programs that look at nodes. Must never take longer than a second, whatever the broker does.
 
-use crate::admin::{Admin, viewing};
+use crate::admin::{Admin, client_socket_of, viewing};
 use crate::error::Result;
-use crate::output::Output;
+use crate::output::{Output, say};
 use crate::records::{StatusView, amount};
-use fdbroker_client::default_socket_path;
 use fdbroker_protocol::admin::NodeStatus;
 use fdbroker_protocol::limits::NAME_BYTES;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
@@ -13,15 +12,16 @@ use fdbroker_protocol::{ErrorCode, Gauge, Kind, Message, PROTOCOL_VERSION, Statu
 use fdbroker_scm::ReceivedFds;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const HELP: &str = "\
 Asks the broker for its state, and says hello at the clients' socket. It takes less than a second, also when the broker is
-stopped, and starts no broker that was stopped.
+stopped, and starts no broker that was stopped. Run it as root or as a member of the monitor_group: another user is not told
+of the configuration and of the node's caps.
 
 0  ok        clients are served
-1  warning   draining; a cap of the node filled to 90%; a call on a client's fd that hangs; a store of systemd that is too
-             small for what may be kept
+1  warning   draining; a cap of the node filled to 90%; no place for this user; a call on a client's fd that hangs; a store
+             of systemd that is too small for what may be kept
 2  critical  no broker; no answer; another server at the clients' socket, or none; a socket that somebody has replaced; a
              configuration that the broker refuses
 
@@ -38,8 +38,8 @@ Examples:
 #[command(after_long_help = HELP)]
 pub struct Args {}
 
-/// Longest wait for the state, and then for the answer to hello. A healthy broker needs a
-/// millisecond; both together are less than a second.
+/// Longest wait for the state, and then for the answer to hello, each with its connect. A healthy
+/// broker needs a millisecond; both together are less than a second.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// The name by which it says hello.
@@ -67,16 +67,22 @@ impl Findings {
 
 pub fn run() -> Result<u8> {
     let mut found = Findings::default();
-    let state = viewing::connect_again_within(PATIENCE).and_then(|mut admin| admin.status());
+    let until = Instant::now() + PATIENCE;
+    let state = viewing::connect_again_within(PATIENCE).and_then(|admin| {
+        let path = admin.path().to_owned();
+        admin.within(left(until)).status().map(|state| (path, state))
+    });
     let ok = match &state {
         Err(error) => {
             found.critical.push(error.to_string());
             String::new()
         }
-        Ok(status) => {
+        Ok((path, status)) => {
             look_at(&StatusView::from(status), &mut found);
-            if let Err(why) = greet(&default_socket_path(), status) {
-                found.critical.push(why);
+            match greet(&client_socket_of(path), status) {
+                Ok(None) => {}
+                Ok(Some(why)) => found.warnings.push(why),
+                Err(why) => found.critical.push(why),
             }
             let connections = status.uses.connections.now.get();
             format!("pid {}, {connections} connections", status.pid.get())
@@ -87,9 +93,19 @@ pub fn run() -> Result<u8> {
     let all: Vec<String> = found.critical.into_iter().chain(found.warnings).collect();
     let said = if all.is_empty() { ok } else { all.join("; ") };
     let mut out = Output::stdout();
-    out.text(&format!("{word}: {}\n", said.replace('\n', " ")))?;
-    out.finish()?;
-    Ok(status)
+    let written = out.text(&format!("{word}: {}\n", said.replace('\n', " ")));
+    match written.and_then(|()| out.finish()) {
+        Ok(()) => Ok(status),
+        // 1 would be a warning.
+        Err(error) => {
+            say!("fdbroker: {error}");
+            Ok(2)
+        }
+    }
+}
+
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 /// What the state says.
@@ -115,10 +131,12 @@ fn look_at(status: &StatusView, found: &mut Findings) {
     }
 }
 
-/// Says hello at the clients' socket: whoever answers must be the broker whose state that is.
-fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<(), String> {
+/// Says hello at the clients' socket: whoever answers must be the broker whose state that is. What
+/// is to be warned of, if it is.
+fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<String>, String> {
     let at = path.display();
     let failed = |why: &dyn std::fmt::Display| format!("the clients' socket {at}: {why}");
+    let until = Instant::now() + PATIENCE;
     let socket = Admin::connect_within(path, PATIENCE).map_err(|error| failed(&error))?;
     let mut name = [0; NAME_BYTES];
     name[..NAME.len()].copy_from_slice(NAME);
@@ -139,19 +157,22 @@ fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<(), String> {
     let mut fds = ReceivedFds::with_capacity(FDS_OF_REPLY);
     writer.start(Kind::Hello, 1).push(&hello);
     let _ = fdbroker_scm::send(socket.as_fd(), writer.finish(0, 0), &[]);
-    let received = fdbroker_scm::recv_timeout(socket.as_fd(), &mut bytes, &mut fds, Some(PATIENCE));
+    let received =
+        fdbroker_scm::recv_timeout(socket.as_fd(), &mut bytes, &mut fds, Some(left(until)));
     let length = received.map_err(|error| failed(&format!("hello is not answered: {error}")))?.len;
     let message = Message::parse(&bytes[..length]).map_err(|error| failed(&error))?;
     let refused = |status: &Status| match status.result() {
-        // It serves, and is full, or waits for others.
-        Err(ErrorCode::NoQuota | ErrorCode::Again | ErrorCode::TimedOut) => Ok(()),
+        // It serves, and waits for others.
+        Err(ErrorCode::Again | ErrorCode::TimedOut) => Ok(None),
+        // It serves all but this user, or nobody else.
+        Err(ErrorCode::NoQuota) => Ok(Some(failed(status))),
         _ => Err(failed(status)),
     };
     match message.kind {
         Kind::HelloReply => {
             let reply = message.body_as::<HelloReply>().map_err(|error| failed(&error))?;
             let is_it = (reply.node, reply.incarnation) == (state.node, state.incarnation);
-            is_it.then_some(()).ok_or_else(|| failed(&"another broker serves there"))
+            is_it.then_some(None).ok_or_else(|| failed(&"another broker serves there"))
         }
         Kind::Failed => message.body_as().map_err(|error| failed(&error)).and_then(refused),
         kind => Err(failed(&format!("a {kind} message is no answer to hello"))),

@@ -140,7 +140,8 @@ impl StatusView {
     /// What is used to so much of its cap, with the cap, that requests will soon wait or fail.
     pub fn nearly_full(&self) -> impl Iterator<Item = (Resource, &UseView, u64)> {
         let all = self.uses.iter().filter_map(|(resource, used)| Some((resource, used, used.cap?)));
-        all.filter(|(_, used, cap)| {
+        // A cap of 0 forbids, and nothing fills it.
+        all.filter(|(_, _, cap)| *cap > 0).filter(|(_, used, cap)| {
             u128::from(used.counted()) * 100 >= u128::from(*cap) * u128::from(NEARLY_ALL)
         })
     }

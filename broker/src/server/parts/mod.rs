@@ -239,6 +239,7 @@ impl Server {
             identity: self.node.identity(),
             listeners: &self.settings.listeners,
             configured: caps_of(&self.settings),
+            config_file: self.settings.file_of_next_start(),
             store_short: self.store_short(),
             is_config_refused: self.settings.refused.is_some(),
             incarnation: self.node.page().incarnation(),

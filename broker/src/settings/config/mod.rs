@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 mod caps_sections;
+pub(crate) mod file;
 
 /// Every bit of a socket's mode: reading, writing and executing, for owner, group and others.
 const MOST_MODE: u32 = 0o777;
@@ -166,7 +167,7 @@ impl ConfigFile {
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub(crate) fn of_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    pub fn of_text(path: &Path, text: &str) -> Result<Self, ConfigError> {
         Self::parse(text).map_err(|error| ConfigError::File {
             path: path.into(),
             message: in_one_line(text, &error),

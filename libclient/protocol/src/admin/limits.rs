@@ -1,5 +1,6 @@
 //! The caps of every scope, shown and changed. Layout only: must never hold IO or state.
 
+use crate::limits::CONFIG_PATH_BYTES;
 use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
@@ -15,6 +16,8 @@ pub struct LimitsReply {
     pub in_force: Limits,
     /// As the configuration has them: they are in force again after a restart or a reload.
     pub configured: Limits,
+    /// The file that they come from, a path and zeros; zeros alone: none.
+    pub config_file: [u8; CONFIG_PATH_BYTES],
 }
 
 /// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts

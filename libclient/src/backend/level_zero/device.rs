@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::map::Access;
 use fdbroker_protocol::Gpu;
 use level_zero_sys::{
-    Structure, ze_device_external_memory_properties_t, ze_device_properties_t,
+    Structure, bytes_of_characters, ze_device_external_memory_properties_t, ze_device_properties_t,
     ze_external_memory_type_flag_t,
 };
 use std::ffi::{CStr, c_void};
@@ -267,7 +267,7 @@ fn check(driver: &Driver, found: Found) -> Result<String, Error> {
             .and_then(|()| ze.zeDeviceGetExternalMemoryProperties(device, &raw mut external))
     }
     .map_err(|why| unless_fds_lack(absent(why)))?;
-    let bytes = properties.name.map(|byte| byte.cast_unsigned());
+    let bytes = bytes_of_characters(properties.name);
     let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     let name = name.to_string_lossy().into_owned();
     let shares = external.memoryAllocationExportTypes & external.memoryAllocationImportTypes;

@@ -36,7 +36,7 @@ Examples:
   fdbroker audit --pid 4711 --verbose
   fdbroker audit --json
 
-Exit status: 0 no findings; 1 none, but clients or the broker could not be looked at: run it as root; 4 no such process;
+Exit status: 0 no findings; 1 none, but clients, the process asked for or, for root, the broker could not be looked at: run it as root; 4 no such process;
 5 findings.";
 
 /// Compare the ledger with /proc: leaks, forgotten leases, copies of ended memory

@@ -233,7 +233,12 @@ fn unread_parties(look: &Look, wanted: Option<u32>) -> usize {
     let clients =
         ledger.clients.keys().copied().filter(|pid| look.before.clients.contains_key(pid));
     let parties = clients.chain(Some(ledger.broker).filter(|_| ledger.is_whole));
-    parties.filter(|pid| wanted.is_none_or(|wanted| wanted == *pid)).filter(is_hidden).count()
+    // What is asked for counts, whatever it is.
+    let parties: BTreeSet<u32> = match wanted {
+        Some(wanted) => BTreeSet::from([wanted]),
+        None => parties.collect(),
+    };
+    parties.iter().filter(|pid| is_hidden(pid)).count()
 }
 
 /// What was not looked at, and why; of the process `wanted`, if it is among it, by itself.

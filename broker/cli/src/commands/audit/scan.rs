@@ -146,7 +146,10 @@ fn is_frozen(cgroup: &str) -> bool {
         read(Path::new(&path), MAX_FILE_BYTES).is_ok_and(|text| text.lines().any(|it| it == what))
     };
     cgroup.lines().any(|line| match line.split_once(':').and_then(|(_, of)| of.split_once(':')) {
-        Some(("", path)) => says(format!("/sys/fs/cgroup{path}/cgroup.events"), "frozen 1"),
+        // By itself, or beside those of version 1.
+        Some(("", path)) => ["", "/unified"]
+            .iter()
+            .any(|of| says(format!("/sys/fs/cgroup{of}{path}/cgroup.events"), "frozen 1")),
         Some(("freezer", path)) => {
             says(format!("/sys/fs/cgroup/freezer{path}/freezer.state"), "FROZEN")
         }

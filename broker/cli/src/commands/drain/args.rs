@@ -3,8 +3,8 @@
 const HELP: &str = "\
 From now on, clients that connect cannot register allocations (SHUTTING_DOWN); clients that are connected already can. The
 broker closes every fd that it can get again, and keeps asking its clients to give back the leases that they do not use.
-Leases in use stay until their processes end or give them back. A restarted or upgraded broker continues the drain; a crash
-ends it.
+Leases in use stay until their processes end or give them back. A broker that takes over, as at an upgrade or a restart of
+the service, continues the drain; one that starts anew does not.
 
 The command waits until the broker holds no fd and no client has a lease. Ctrl-C ends the waiting, not the drain.
 

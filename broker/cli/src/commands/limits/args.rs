@@ -10,8 +10,9 @@ A domain is a user on one listener; a job is a part of it (see `fdbroker jobs`);
 takes nothing away by force: what is above it is evicted or asked for, and nothing is added until it is below.
 
 A change with `set` is in force at once, is logged with who made it, and is lost when the broker restarts or reads its
-configuration again. `fdbroker limits` marks such caps with *; `save` writes them into [caps.SCOPE] of the configuration.
-Only root and the broker's user may.
+configuration again. `fdbroker limits` marks such caps with *; `save` writes them into [caps.SCOPE] of the configuration,
+and says which caps change with them: the defaults of domain, job and client follow from the node's. Flags and variables
+of the daemon win over its file. Only root and the broker's user may.
 ";
 
 const EXAMPLES: &str = "\
@@ -69,7 +70,7 @@ pub enum Action {
 /// Arguments of `limits save`.
 #[derive(Debug, clap::Args)]
 pub struct SaveArgs {
-    /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml
+    /// Default: the file that the broker reads. A broker of one job has none
     pub file: Option<PathBuf>,
 }
 

@@ -62,7 +62,7 @@ pub(super) unsafe extern "C" fn properties(
 /// Copies `name` with its NUL to the front of the array, which has room for it.
 fn copy_name(name: &CStr, into: &mut [c_char]) {
     for (to, from) in into.iter_mut().zip(name.to_bytes_with_nul()) {
-        *to = from.cast_signed();
+        *to = c_char::from_ne_bytes([*from]);
     }
 }
 

@@ -36,9 +36,9 @@ pub(super) unsafe extern "C" fn get_ipc_handle(
 ) -> ze_result_t {
     // SAFETY: the specification's promise: a live pool, and room for a handle.
     let done = unsafe {
-        content::<Pool, _>(pool).and_then(Pool::handle).and_then(|bytes| {
-            give(handle, ze_ipc_event_pool_handle_t { data: bytes.map(u8::cast_signed) })
-        })
+        content::<Pool, _>(pool)
+            .and_then(Pool::handle)
+            .and_then(|bytes| give(handle, ze_ipc_event_pool_handle_t::from_bytes(bytes)))
     };
     answer("zeEventPoolGetIpcHandle", done)
 }
@@ -56,7 +56,7 @@ pub(super) unsafe extern "C" fn open_ipc_handle(
     handle: ze_ipc_event_pool_handle_t,
     pool: *mut ze_event_pool_handle_t,
 ) -> ze_result_t {
-    let opened = Pool::open(&handle.data.map(|byte| byte.cast_unsigned()));
+    let opened = Pool::open(&handle.to_bytes());
     // SAFETY: the specification's promise.
     answer("zeEventPoolOpenIpcHandle", opened.and_then(|new| unsafe { give(pool, make(new)) }))
 }
