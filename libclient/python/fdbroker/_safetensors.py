@@ -4,12 +4,15 @@ Must never give a tensor that the header does not bound, keep more than a piece 
 changed while it was read. The format: https://github.com/huggingface/safetensors#format (2026).
 """
 
+import ctypes
 import hashlib
 import json
+import math
 import os
+import stat
 import sys
 import time
-from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -91,13 +94,26 @@ def _length(where: str, head: bytes, size: int) -> int:
     return length
 
 
+def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """An object of JSON in which no key is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def _rows(where: str, header: bytes, size: int) -> Tuple[List[_Tensor], Dict[str, str]]:
     """The tensors in the order of their bytes, which leave no byte out, and what the file says of itself."""
     try:
-        table = json.loads(header)
+        text = header.decode()
+        if not text.startswith("{"):
+            raise ValueError("it does not begin with {")
+        table = json.loads(text, object_pairs_hook=_once)
         about = dict(table.pop("__metadata__", {}))
+        if not all(isinstance(value, str) for value in about.values()):
+            raise ValueError("its metadata are no strings")
         found = [_row(where, name, entry, 8 + len(header)) for name, entry in table.items()]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise _wrong(where, f"its header cannot be read ({error})") from None
@@ -120,19 +136,25 @@ def _row(where: str, name: str, entry: Dict[str, Any], start: int) -> _Tensor:
     shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
     count = size_of(dtype)
     for n in shape:
-        if not isinstance(n, int) or n < 0:
+        # Not isinstance: True is a number in Python.
+        if type(n) is not int or not 0 <= n < 2**63:
             raise _wrong(where, f"the tensor {name!r} has the shape {shape}")
         count *= n
-    if not isinstance(begin, int) or begin < 0 or end - begin != count:
-        raise _wrong(where, f"the tensor {name!r} has {end - begin} bytes, and its shape and type need {count}")
+    if type(begin) is not int or type(end) is not int or begin < 0 or end - begin != count:
+        raise _wrong(where, f"the tensor {name!r} is in the bytes {begin} to {end}, and its shape and type need {count}")
     return _Tensor(name, dtype, shape, start + begin, start + end)
+
+
+def _on_host(flat: "torch.Tensor") -> bytes:
+    on_host = flat.cpu()
+    return ctypes.string_at(on_host.data_ptr(), on_host.numel())
 
 
 def _views(one: Object) -> Tuple[Dict[str, "torch.Tensor"], Dict[str, str]]:
     """The tensors in an object, without a copy but for those that their type's alignment does not allow a view of."""
     where, flat = f"the object {one.name!r}", bytes_of(one)
-    length = _length(where, bytes(flat[:8].tolist()), one.nbytes)
-    rows, about = _rows(where, bytes(flat[8 : 8 + length].tolist()), one.nbytes)
+    length = _length(where, _on_host(flat[:8]), one.nbytes)
+    rows, about = _rows(where, _on_host(flat[8 : 8 + length]), one.nbytes)
     found = {}
     for row in rows:
         piece = flat[row.begin : row.end]
@@ -156,7 +178,7 @@ def weights(objects: List[Object]) -> Weights:
     return Weights(found, metadata, objects)
 
 
-def get(broker: Broker, prefix: str, device: Optional[str], timeout: float, job: bool) -> List[Object]:
+def get(broker: Broker, prefix: str, device: Optional[str], timeout: Optional[float], job: bool) -> List[Object]:
     """The objects of all names that begin so. Errors: NotFound when there are none."""
     names = [info.name for info in broker.list(prefix, job=job, timeout=timeout)]
     if not names:
@@ -176,19 +198,27 @@ class _File:
     def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
         self.path = os.fspath(path)
         self.base = os.path.basename(self.path)
-        self.source: BinaryIO = open(self.path, "rb", buffering=0)
-        self.size = os.fstat(self.source.fileno()).st_size
+        # A FIFO is not waited for.
+        self.source: BinaryIO = open(self.path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+        found = os.fstat(self.source.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            self.source.close()
+            raise InvalidArgument(f"{self.path} is no regular file")
+        self.size = found.st_size
         self.identity = self._seen()
 
     def _seen(self) -> Tuple[int, ...]:
         found = os.fstat(self.source.fileno())
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        # Both times: an archive gives a new file the modification time of the old one.
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
-    def check(self) -> None:
-        """Reads the header, so that a file which is wrong costs nothing."""
-        length = _length(self.path, self._exactly(min(8, self.size)), self.size)
-        _rows(self.path, self._exactly(length), self.size)
+    def tensors(self) -> List[str]:
+        """Their names, from the header: a file which is wrong costs nothing."""
         self.source.seek(0)
+        length = _length(self.path, self._exactly(min(8, self.size)), self.size)
+        rows, _ = _rows(self.path, self._exactly(length), self.size)
+        self.source.seek(0)
+        return [row.name for row in rows]
 
     def _exactly(self, count: int) -> bytes:
         parts = []
@@ -253,10 +283,14 @@ def _place(device: Optional[str]) -> Tuple[Optional[str], str]:
 
 
 def load(
-    broker: Broker, files: Sequence["Union[str, os.PathLike[str]]"], prefix: Optional[str], device: Optional[str], timeout: float,
-    progress: Optional[Progress], options: Dict[str, Any],
+    broker: Broker, files: Sequence["Union[str, os.PathLike[str]]"], prefix: Optional[str], device: Optional[str],
+    timeout: Optional[float], progress: Optional[Progress], options: Dict[str, Any],
 ) -> List[Object]:  # fmt: skip
-    """The objects of files: put by the first process that asks, got by all."""
+    """The objects of files: put by the first process that asks, got by all.
+
+    Without a prefix each has a name by what it is: of what others have put is got what is there, and put what is not. Under a prefix all
+    are put together or none: else they could be of two versions.
+    """
     if not 0 < len(files) <= _MOST_FILES:
         raise InvalidArgument(f"weights are of 1 to {_MOST_FILES} files, not of {len(files)}")
     group_device, place = _place(device)
@@ -264,45 +298,65 @@ def load(
     try:
         for path in files:
             opened.append(_File(path))
-        if prefix is None:
-            known = repr(([file.identity for file in opened], place))
-            prefix = f"safetensors/{hashlib.sha256(known.encode()).hexdigest()[:16]}/"
-        named = {prefix + file.base: file for file in opened}
+        named = {(_own_prefix(file, place) if prefix is None else prefix) + file.base: file for file in opened}
         if len(named) < len(opened):
             raise InvalidArgument("two of the files have one name; load them apart, each with a prefix of its own")
-        return _get_or_put(broker, named, group_device, timeout, progress, options)
+        return _get_or_put(broker, named, prefix is None, group_device, timeout, progress, options)
     finally:
         for file in opened:
             file.source.close()
 
 
+def _own_prefix(file: _File, place: str) -> str:
+    known = repr((file.identity, place))
+    return f"safetensors/{hashlib.sha256(known.encode()).hexdigest()[:16]}/"
+
+
 def _get_or_put(
-    broker: Broker, files: Dict[str, _File], device: Optional[str], timeout: float, progress: Optional[Progress], options: Dict[str, Any],
+    broker: Broker, files: Dict[str, _File], is_each_alone: bool, device: Optional[str], timeout: Optional[float],
+    progress: Optional[Progress], options: Dict[str, Any],
 ) -> List[Object]:  # fmt: skip
-    until, job = time.monotonic() + timeout, options["job"]
+    until, job = time.monotonic() + (math.inf if timeout is None else timeout), options["job"]
+    apart_since = None
     while True:
         left = until - time.monotonic()
+        missing = [name for name in files if not broker.stat(name, job=job)]
         # Their maker may die: then nobody would end a long wait.
-        wait = min(max(left, 0.0), _LOOK_S) if all(broker.stat(name, job=job) for name in files) else 0.0
+        wait = 0.0 if missing else min(max(left, 0.0), _LOOK_S)
         try:
             return broker.get_many(list(files), device=device, job=job, timeout=wait)
         except (NotFound, NotSealed, TimedOut):
-            if left <= 0:
-                raise
-        if wait:
+            if not missing and left <= 0:
+                raise TimedOut(f"another process makes {next(iter(files))!r}, and has not done so within {timeout} s") from None
+        if not missing:
             continue
         try:
-            _put(broker, files, device, progress, options)
+            _check(files.values())
+            _put(broker, {name: files[name] for name in missing} if is_each_alone else files, device, progress, options)
         except Exists:
-            # Another process makes them, or some of the names are taken.
+            # Another process makes them just now, or has made some, which may end.
+            now = time.monotonic()
+            apart_since = apart_since or now
+            if not is_each_alone and len(missing) < len(files) and now - apart_since > _LOOK_S:
+                there = next(name for name in files if name not in missing)
+                raise Exists(f"{there!r} is there and {missing[0]!r} is not: they were not put together; take another prefix, or remove it") from None
+            if left <= 0:
+                raise
             time.sleep(_AGAIN_S)
+
+
+def _check(files: Iterable[_File]) -> None:
+    """Before anything is read: each is of the format, and no tensor is in two."""
+    whose: Dict[str, _File] = {}
+    for file in files:
+        for tensor in file.tensors():
+            if whose.setdefault(tensor, file) is not file:
+                raise InvalidArgument(f"the tensor {tensor!r} is in {whose[tensor].path} and in {file.path}")
 
 
 def _put(
     broker: Broker, files: Dict[str, _File], device: Optional[str], progress: Optional[Progress], options: Dict[str, Any],
 ) -> None:  # fmt: skip
-    for file in files.values():
-        file.check()
     wanted = {name: (file.size, "uint8") for name, file in files.items()}
     total, done = sum(file.size for file in files.values()), [0]
     tell = progress or _on_terminal(", ".join(file.base for file in list(files.values())[:2]) + (", ..." if len(files) > 2 else ""))

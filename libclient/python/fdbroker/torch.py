@@ -223,7 +223,7 @@ def get_state_dict(
 def load_safetensors(
     files: _safetensors.Files, broker: Optional[Broker] = None, *, device: Optional[str] = None, prefix: Optional[str] = None,
     populate: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, job: bool = False,
-    timeout: float = 600.0, progress: Optional[_safetensors.Progress] = None,
+    timeout: Optional[float] = 600.0, progress: Optional[_safetensors.Progress] = None,
 ) -> _safetensors.Weights:  # fmt: skip
     """The tensors of safetensors files, once in memory for all processes of this user: a dict of views by name.
 
@@ -231,17 +231,18 @@ def load_safetensors(
     objects begin with that are there, such as ``fdbroker put model/ *.safetensors`` makes: the two are one thing.
 
     device: ``cpu`` (None) or ``cuda:N``, to which the files go by a small buffer. prefix: what the names of the objects begin with,
-    each file's own follows; None: a name that no other file has, so that a file which was replaced is read anew. With a prefix the
-    objects that are there are taken as they are. populate: all pages are mapped now, by :meth:`fdbroker.Memory.populate`, so that the
+    each file's own follows; None: for each file a name that no other has, so that one which was replaced is read anew. With a prefix the
+    objects that are there are taken as they are, all of them or none. populate: all pages are mapped now, by :meth:`fdbroker.Memory.populate`, so that the
     first reading costs no faults. keep, pin, evictable, job: as of :meth:`fdbroker.Broker.put`; without keep or pin the names end with
     the process that has read the files, and the tensors stay with those that have them. timeout: seconds to wait for another process's
-    reading. progress: is told the bytes that are read, and of how many; None: a line on stderr, if that is a terminal.
+    reading (None: the longest). progress: is told the bytes that are read, and of how many; None: a line on stderr, if that is a terminal.
 
     Host tensors are for reading, as those of :func:`get_state_dict`; one that its place in the file does not align is a copy.
 
     Errors: :class:`~fdbroker.NoQuota` before a byte is read when there is no room for all; :class:`~fdbroker.InvalidArgument` for what
     is no safetensors file, was cut, has holes, or changes while it is read; :class:`~fdbroker.NotSupported` for types that PyTorch has
-    not; :class:`~fdbroker.NotFound` for a prefix of no names; OSError of a path; others as of :meth:`fdbroker.Broker.get`.
+    not; :class:`~fdbroker.TimedOut` when another process reads longer; :class:`~fdbroker.Exists` when some of a prefix's names are
+    there and others not; :class:`~fdbroker.NotFound` for a prefix of no names; OSError of a path; others as of :meth:`fdbroker.Broker.get`.
     """
     broker = broker or default_broker()
     if isinstance(files, str) and files.endswith("/"):

@@ -97,6 +97,30 @@ class Safetensors(BrokerCase):
         second = shared_torch.load_safetensors(self.path(), self.broker)
         self.assertEqual((float(first["a"].sum()), float(second["a"].sum())), (1000.0, 2000.0))
 
+    def test_file_when_replaced_by_one_of_equal_times_and_place_then_read_anew(self):
+        # As tar and cp -p do, with the times of a reproducible archive.
+        for value in (1.0, 2.0):
+            write(self.path(), {"a": torch.full((1000,), value)})
+            os.utime(self.path(), ns=(0, 0))
+            found = shared_torch.load_safetensors(self.path(), self.broker, keep=60)
+            self.assertEqual(float(found["a"].sum()), 1000 * value)
+
+    def test_files_when_some_are_there_then_those_are_taken_but_not_under_a_prefix(self):
+        paths = [write(self.path(f"{n}.safetensors"), {f"layer{n}": torch.full((10,), float(n))}) for n in range(3)]
+        for part in (paths[:2], [paths[1], paths[0]], paths, paths[2:]):
+            found = shared_torch.load_safetensors(part, self.broker, keep=60, timeout=0)
+            self.assertEqual(len(found), len(part))
+        self.assertEqual(len(list(self.broker.list("safetensors/"))), 3)
+        shared_torch.load_safetensors(paths[:2], self.broker, prefix="m/", keep=60)
+        with self.assertRaisesRegex(fdbroker.Exists, "'m/1.safetensors' is there and 'm/2.safetensors' is not"):
+            shared_torch.load_safetensors(paths[1:], self.broker, prefix="m/")
+
+    def test_files_when_another_process_makes_them_then_timed_out_and_no_sooner(self):
+        path = write(self.path(), {"a": torch.ones(10)})
+        with self.other.create({"m/model.safetensors": (os.path.getsize(path), "uint8")}):
+            with self.assertRaisesRegex(fdbroker.TimedOut, "another process makes 'm/model.safetensors'"):
+                shared_torch.load_safetensors(path, self.broker, prefix="m/", timeout=0.2)
+
     def test_shards_when_several_files_then_one_dict_of_one_moment(self):
         paths = [write(self.path(f"{n}.safetensors"), {f"layer{n}": torch.full((n + 1,), float(n))}) for n in range(5)]
         told = []
@@ -159,12 +183,22 @@ class Safetensors(BrokerCase):
         self.refused(invalid, "need", good, change=entry("a", shape=[1 << 62, 1 << 62]))
         self.refused(invalid, "cannot be read", good, change=entry("a", shape=7))
         self.refused(invalid, "cannot be read", good, change=lambda table: table.update(a=3))
+        self.refused(invalid, "shape", good, change=entry("a", shape=[True, 4]))
+        self.refused(invalid, "shape", good, change=entry("a", shape=[1 << 70, 0]))
+        self.refused(invalid, "need 16", good, change=entry("a", data_offsets=[0, 16.0]))
+        self.refused(invalid, "no strings", good, {"format": 1})
         self.refused(fdbroker.NotSupported, "'a' is of F4", good, change=entry("a", dtype="F4"))
-        for content in (b"", b"1234567", struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 9) + b"{}", struct.pack("<Q", 2) + b"{]", struct.pack("<Q", 2) + b"[]"):
+        deep, twice = b"[" * 200_000, b'{"a":1,"a":2}'
+        odd = [struct.pack("<Q", len(it)) + it for it in (deep, twice, b" {}", "{}".encode("utf-16"))]
+        for content in (*odd, b"", b"1234567", struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 9) + b"{}", struct.pack("<Q", 2) + b"{]", struct.pack("<Q", 2) + b"[]"):
             with open(self.path(), "wb") as file:
                 file.write(content)
             with self.assertRaisesRegex(invalid, "is no safetensors file", msg=content):
                 shared_torch.load_safetensors(self.path(), self.broker)
+        os.mkfifo(self.path("fifo"))
+        for path in (self.path("fifo"), "/dev/null"):
+            with self.assertRaisesRegex(invalid, "no regular file"):
+                shared_torch.load_safetensors(path, self.broker)
         with self.assertRaises(FileNotFoundError):
             shared_torch.load_safetensors(self.path("missing"), self.broker)
         self.broker.put("text/a", b"no weights at all, but text")
