@@ -17,7 +17,12 @@ const BESIDE: [&str; 4] = ["fdbroker", "../bin/fdbroker", "../../bin/fdbroker", 
 pub(super) fn find() -> Result<PathBuf, Error> {
     if let Some(named) = Variable::of_process("FDBROKER_PROGRAM") {
         let named = PathBuf::from(named.value);
-        return Ok(std::path::absolute(&named).unwrap_or(named));
+        let named = std::path::absolute(&named).unwrap_or(named);
+        return is_program(&named).then(|| named.clone()).ok_or_else(|| {
+            let what =
+                format!("start a broker: FDBROKER_PROGRAM={} is no program", named.display());
+            Error::new(ErrorCode::NotSupported, what).because("correct or unset it")
+        });
     }
     let beside = library_folder().into_iter().flat_map(|folder| BESIDE.map(|it| folder.join(it)));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -46,12 +46,15 @@ pub fn run(args: &Args) -> Result<()> {
     // One that hangs is ended, too.
     let status = admin.status().ok();
     let pid = status.map(|status| status.pid.get());
-    let clients = status.map_or(0, |status| status.uses.connections.now.get());
+    let clients = status.map(|status| status.uses.connections.now.get());
     room.ask_to_stop()?;
     let until = Instant::now() + END_LIMIT;
     while room.is_current(&gate, GATE) {
         if Instant::now() >= until {
-            return Err(Error::NoAnswer { path });
+            return Err(Error::Other(format!(
+                "the broker at {} has not ended: its keeper, a process `fdbroker-keeper`, is stopped or has been killed just now; continue it (kill -CONT), or try again",
+                path.display()
+            )));
         }
         std::thread::sleep(LOOK);
     }
@@ -60,7 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
         out.json_line(&serde_json::json!({ "pid": pid, "clients": clients }))?;
     } else {
         let pid = pid.map(|pid| format!(" of pid {pid}")).unwrap_or_default();
-        let clients = counted(clients, "client");
+        // One that hung did not say how many it had.
+        let clients = clients.map_or("its clients".into(), |clients| counted(clients, "client"));
         out.text(&format!("the broker{pid} has ended; {clients} lost the connection\n"))?;
     }
     out.finish()

@@ -186,7 +186,7 @@ impl Keeper {
     /// Whether a client is connected, or something is kept where that counts. A broker that does
     /// not answer is of no use to ranks that have ended; else nobody knows.
     fn is_used(&self) -> bool {
-        if self.room.is_to_stop() {
+        if self.room.is_to_stop() || !self.is_whole() {
             return false;
         }
         let admin = Admin::connect(&self.room.admin_socket());
@@ -197,6 +197,13 @@ impl Keeper {
         })
     }
 
+    /// Whether a process can still find the broker. What somebody has removed of the room is not put
+    /// back, and the next process that wants a broker is to get one.
+    fn is_whole(&self) -> bool {
+        let has_sockets = || self.room.socket().exists() && self.room.admin_socket().exists();
+        self.room.is_current(&self.gate, GATE) && has_sockets()
+    }
+
     /// Ends the broker and removes the room, unless it is used; returns whether it did. The caller
     /// has locked `members` and `gate`.
     fn end(&self) -> Result<bool> {
@@ -204,13 +211,14 @@ impl Keeper {
         if tenure.is_some() && self.is_used() {
             return Ok(false);
         }
+        // Somebody has removed the room since. A new one in its place is not ours.
+        let is_ours = self.room.is_current(&self.gate, GATE);
         let lock = match tenure.take() {
             Some(Tenure { broker, lock }) => {
                 drop(broker);
-                Some(lock)
+                Some(lock).filter(|_| is_ours)
             }
-            // Another keeper has removed the room since. A new room in its place is not ours.
-            None if !self.room.is_current(&self.gate, GATE) => None,
+            None if !is_ours => None,
             // Another keeper may look after the room now: it has the lock.
             None => self.room.open(KEEPER)?,
         };

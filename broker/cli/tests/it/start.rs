@@ -366,6 +366,30 @@ fn start_when_the_broker_begins_then_it_has_the_lock_of_its_room_until_it_has_en
 }
 
 #[test]
+fn start_when_its_place_is_removed_then_the_broker_ends_and_the_next_program_has_one() {
+    let Some(node) = node("start-removed") else { return };
+    for part in ["fdbroker/broker.sock", "fdbroker-admin", ""] {
+        done(program(&node, &["objects"]));
+        let client = connect(&node);
+        let broker = node.only("broker");
+        let removed = match part {
+            "" => node.home(),
+            part => node.rooms()[0].join(part),
+        };
+        if removed.is_dir() {
+            std::fs::remove_dir_all(removed).expect("ours");
+        } else {
+            std::fs::remove_file(removed).expect("ours");
+        }
+        wait_for("end", || (!is_alive(broker)).then_some(()));
+        drop(client);
+    }
+    done(program(&node, &["objects"]));
+    done(program(&node, &["stop"]));
+    node.wait_until_empty();
+}
+
+#[test]
 fn start_when_the_broker_is_killed_then_its_keeper_starts_another() {
     let Some(node) = node("start-broker-killed") else { return };
     done(program(&node, &["objects"]));
@@ -441,7 +465,7 @@ fn start_when_there_is_no_program_or_a_wrong_one_then_its_words_and_within_the_d
     let mut command = program(&node, &["objects"]);
     command.env("FDBROKER_PROGRAM", "/nowhere/fdbroker");
     let (code, stderr) = end(&ended(command));
-    assert!(code == Some(3) && stderr.contains("/nowhere/fdbroker"), "{code:?} {stderr}");
+    assert!(code == Some(1) && stderr.contains("/nowhere/fdbroker"), "{code:?} {stderr}");
     assert!(!node.home().exists());
 }
 
