@@ -418,6 +418,17 @@ only_of() { audit --pid "$1"; [ "$(count)" = 1 ] && [ "$status" = 5 ]; }
 check "only one process: its finding alone" only_of "${leak% *}"
 check "an honest process alone: no finding" exits 0 "$bin/fdbroker" audit --pid "$honest"
 check "the table says what to do" text_says "kill -CONT"
+in_a_file() {
+  local file=$work/fdbroker-audit.prom got=0
+  "$bin/fdbroker" audit --textfile "$work" || got=$?
+  cat "$file"
+  [ "$got" = 5 ] && grep -qx 'fdbroker_audit_findings{finding="leak"} 1' "$file" && grep -qx 'fdbroker_audit_findings{finding="drift"} 0' "$file" &&
+    grep -qx 'fdbroker_audit_complete 1' "$file" || return 1
+  exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit --textfile "$work" || return 1
+  cat "$file"
+  grep -qx 'fdbroker_audit_complete 0' "$file" && ! grep -q '^fdbroker_audit_findings{' "$file"
+}
+check "a file for node_exporter: each kind counted, and without a broker none" in_a_file
 separate=(unshare --pid --fork --kill-child --mount-proc --propagation private)
 if ! "${separate[@]}" true 2> /dev/null; then
   # Not in a guest of tests/vm: it is there for the dma-bufs, and this check has nothing to do with them.

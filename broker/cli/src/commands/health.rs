@@ -133,7 +133,7 @@ fn look_at(status: &StatusView, found: &mut Findings) {
 
 /// Says hello at the clients' socket: whoever answers must be the broker whose state that is. What
 /// is to be warned of, if it is.
-fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<String>, String> {
+pub fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<String>, String> {
     let at = path.display();
     let failed = |why: &dyn std::fmt::Display| format!("the clients' socket {at}: {why}");
     let until = Instant::now() + PATIENCE;

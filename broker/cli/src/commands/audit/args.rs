@@ -1,5 +1,7 @@
 //! The arguments of `fdbroker audit` and their help. Must never do anything.
 
+use std::path::PathBuf;
+
 const HELP: &str = "\
 Reads /proc of all processes as root, else of the user's own processes. The report says what could not be looked at.
 An fd is matched with an allocation by its inode (dma-bufs and memfds, evicted ones too) or by kcmp(2) (CUDA memory, while the
@@ -35,6 +37,7 @@ Examples:
   fdbroker audit
   fdbroker audit --pid 4711 --verbose
   fdbroker audit --json
+  fdbroker audit --textfile /var/lib/prometheus/node-exporter      as root, by a timer: systemd/fdbroker-audit.timer
 
 Exit status: 0 no findings; 1 none, but clients, the process asked for or, for root, the broker could not be looked at: run it as root; 4 no such process;
 5 findings.";
@@ -43,6 +46,10 @@ Exit status: 0 no findings; 1 none, but clients, the process asked for or, for r
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
+    /// Write the number of findings to DIR/fdbroker-audit.prom, too, at once and whole, for
+    /// Prometheus' node_exporter
+    #[arg(long, value_name = "DIR", conflicts_with = "pid")]
+    pub textfile: Option<PathBuf>,
     /// Only findings about this process
     #[arg(long, value_name = "N")]
     pub pid: Option<u32>,

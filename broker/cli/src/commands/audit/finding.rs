@@ -16,6 +16,8 @@ macro_rules! kinds {
         }
 
         impl Kind {
+            const ALL: &[Kind] = &[$(Kind::$kind),*];
+
             fn name_and_remedy(self) -> (&'static str, &'static str) {
                 match self {
                     $(Kind::$kind => ($name, $remedy),)*
@@ -97,6 +99,11 @@ kinds! {
 }
 
 impl Kind {
+    /// All kinds of faults.
+    pub fn faults() -> impl Iterator<Item = Kind> {
+        Kind::ALL.iter().copied().filter(|kind| !kind.is_note())
+    }
+
     /// Whether it is a note, and no fault.
     pub fn is_note(self) -> bool {
         self >= Kind::Ended

@@ -26,10 +26,11 @@ mod unleased;
 pub use args::Args;
 
 use crate::admin::{Admin, viewing};
+use crate::commands::metrics;
 use crate::error::{Error, Result};
 use book::{Book, Look};
 use fdbroker_protocol::MemoryKind;
-use finding::{Finding, Identity};
+use finding::{Finding, Identity, Kind};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
 use limits::{LOOK_INTERVAL, LOOKS, LOOKS_AT_WORK, PROGRESS_FROM};
@@ -45,6 +46,27 @@ use tombstones::Tombstones;
 
 /// Audits the broker that the environment names; returns the exit status.
 pub fn run(args: &Args) -> Result<u8> {
+    let audited = audit(args);
+    if let Some(dir) = &args.textfile {
+        // Also when there was no audit: an old file would say that all is well.
+        let counts = audited.as_ref().map(|(_, counts)| counts.clone()).unwrap_or_default();
+        let is_complete = audited.as_ref().is_ok_and(|(report, _)| report.unread_parties == 0);
+        metrics::write_audit(dir, is_complete, counts)?;
+    }
+    let (report, _) = audited?;
+    report.print(args.json, args.verbose)?;
+    Ok(report.exit_status())
+}
+
+/// How many findings there are of each kind.
+type Counts = Vec<(&'static str, u64)>;
+
+fn counts(found: &[Finding]) -> Counts {
+    let count = |kind| found.iter().filter(|finding| finding.kind == kind).count() as u64;
+    Kind::faults().map(|kind| (kind.name(), count(kind))).collect()
+}
+
+fn audit(args: &Args) -> Result<(Report, Counts)> {
     let mut admin = viewing::connect()?;
     let memfds = MemfdLook::learn()?;
     let first = look(&mut admin, &memfds)?;
@@ -71,9 +93,9 @@ pub fn run(args: &Args) -> Result<u8> {
         unread_parties: unread_parties(&look, args.pid) as u64,
         ..Report::default()
     };
+    let counts = counts(&found);
     report.add(found);
-    report.print(args.json, args.verbose)?;
-    Ok(report.exit_status())
+    Ok((report, counts))
 }
 
 fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {

@@ -7,9 +7,9 @@ const HELP: &str = "\
 Counts, peaks and caps of the node, times of grants and recalls, and what the 20 users and jobs with most fds are charged
 for; the others are one, called other; and what is shared of each GPU. Only loopback addresses are taken, and every user of
 the machine can read them there; a Unix socket is for this user alone. fdbroker_up is 0 while no broker answers, also in the
-file of --textfile, and then that ends with 3. Start it each minute, by a timer or cron. For other machines put a proxy with
-TLS before --listen: docs/administration.md has one. A dashboard for Grafana and alert rules are systemd/grafana.json and
-systemd/prometheus-rules.yml in the sources, and in share/doc/fdbroker/examples/ when installed.
+file of --textfile, and then that ends with 3. The units fdbroker-metrics.service and fdbroker-textfile.timer run both. For
+other machines put a proxy with TLS before --listen: docs/administration.md has one. A dashboard for Grafana and alert rules
+are systemd/grafana.json and systemd/prometheus-rules.yml in the sources, and in share/doc/fdbroker/examples/ when installed.
 
 Examples:
   fdbroker metrics
@@ -33,4 +33,7 @@ pub struct Args {
     /// Prometheus' node_exporter
     #[arg(long, value_name = "DIR", conflicts_with = "listen")]
     pub textfile: Option<PathBuf>,
+    /// Leave out the series of jobs, whose names users choose
+    #[arg(long)]
+    pub without_jobs: bool,
 }

@@ -1,11 +1,15 @@
 //! Asks the broker for the data of all metrics. Must never keep data from one page to the next.
 
 use crate::admin::{Admin, Selection};
+use crate::commands::health::greet;
 use crate::error::Result;
 use crate::records::gpus::{Gpus, Shared};
 use crate::records::job_label;
+use fdbroker_client::default_socket_path;
 use fdbroker_protocol::ByResource;
-use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, Metrics, NodeStatus};
+use fdbroker_protocol::admin::{
+    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, Metrics, NodeStatus,
+};
 use std::collections::BTreeMap;
 
 /// Most users, and most jobs, with series of their own: the ones with most fds. A dashboard shows
@@ -16,9 +20,9 @@ pub const MOST_ACCOUNTS: usize = 20;
 /// so there could be more; the ones with most bytes have series.
 const MOST_GPUS: usize = 64;
 
-/// Most allocations that are read for one page: with more of them no GPU has series, since a page
-/// would take the broker longer than it may.
-const MOST_ALLOCATIONS: usize = 65_536;
+/// Most allocations, most leases and most clients that are read for one page: what is told of more
+/// has no series, since a page would take the broker longer than it may.
+const MOST_RECORDS: usize = 65_536;
 
 /// The label of all others. No uid and no job has this name.
 pub const OTHER: &str = "other";
@@ -46,13 +50,20 @@ pub struct Gathered {
     pub jobs: Accounts,
     /// What is shared of each.
     pub gpus: Vec<Shared>,
+    /// The broker itself answers at the clients' socket.
+    pub serves_clients: bool,
+    /// Owners that have not answered a recall; `None`: there are too many clients to look at.
+    pub silent_owners: Option<u64>,
+    /// The age of the oldest lease that is open, and mapped, in ms; 0: there is none. `None`: there
+    /// are too many to look at.
+    pub oldest_ms: Option<[u64; 2]>,
 }
 
-/// Reads all data from the broker.
-pub fn gather(mut admin: Admin) -> Result<Gathered> {
+/// Reads all data from the broker; jobs have no series of their own unless they are wanted.
+pub fn gather(mut admin: Admin, with_jobs: bool) -> Result<Gathered> {
     let (status, metrics) = (admin.status()?, admin.metrics()?);
     let domains = admin.domains()?;
-    let jobs = admin.all::<AccountRecord>(Selection::ALL)?;
+    let jobs = if with_jobs { admin.all::<AccountRecord>(Selection::ALL)? } else { Vec::new() };
     let uid = |record: &AccountRecord| record.uid.get().to_string();
     let user = |record: &AccountRecord| vec![uid(record)];
     let job = |record: &AccountRecord| {
@@ -60,11 +71,25 @@ pub fn gather(mut admin: Admin) -> Result<Gathered> {
     };
     let (users, jobs) = (largest(&domains, user), largest(&jobs, job));
     let gpus = gpus(&mut admin)?;
-    Ok(Gathered { status, metrics, users, jobs, gpus })
+    let (clients, are_more) = admin.first::<ClientRecord>(Selection::ALL, MOST_RECORDS)?;
+    let is_silent = |it: &&ClientRecord| it.silent.get() != 0;
+    let silent_owners = (!are_more).then(|| clients.iter().filter(is_silent).count() as u64);
+    let (leases, are_more) = admin.first::<LeaseRecord>(Selection::ALL, MOST_RECORDS)?;
+    let oldest_ms = (!are_more).then(|| oldest_ms(&leases));
+    let serves_clients = greet(&default_socket_path(), &status).is_ok();
+    Ok(Gathered { status, metrics, users, jobs, gpus, serves_clients, silent_owners, oldest_ms })
+}
+
+/// The age of the oldest lease in each state: open, mapped.
+fn oldest_ms(leases: &[LeaseRecord]) -> [u64; 2] {
+    [1, 2].map(|state| {
+        let of_state = leases.iter().filter(|it| it.state.get() == state);
+        of_state.map(|it| it.age_ms.get()).max().unwrap_or_default()
+    })
 }
 
 fn gpus(admin: &mut Admin) -> Result<Vec<Shared>> {
-    let (records, are_more) = admin.first::<AllocationRecord>(Selection::ALL, MOST_ALLOCATIONS)?;
+    let (records, are_more) = admin.first::<AllocationRecord>(Selection::ALL, MOST_RECORDS)?;
     let mut gpus = Gpus::default();
     records.iter().filter(|_| !are_more).for_each(|record| gpus.count(record));
     let mut rows = gpus.into_rows();

@@ -55,7 +55,7 @@ impl Drop for Place<'_> {
 }
 
 /// Serves until a signal ends it.
-pub fn run(listen: &Listen) -> Result<()> {
+pub fn run(listen: &Listen, with_jobs: bool) -> Result<()> {
     let signals = Signals::take_over()?;
     let (listener, place, at) = match listen {
         Listen::Unix(path) => {
@@ -71,12 +71,12 @@ pub fn run(listen: &Listen) -> Result<()> {
     };
     fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).context(|| "set up the socket")?;
     say!("fdbroker: metrics at {at}");
-    let outcome = accept_until_signal(&listener, &signals);
+    let outcome = accept_until_signal(&listener, &signals, with_jobs);
     drop(place);
     outcome
 }
 
-fn accept_until_signal(listener: &OwnedFd, signals: &Signals) -> Result<()> {
+fn accept_until_signal(listener: &OwnedFd, signals: &Signals, with_jobs: bool) -> Result<()> {
     // Each connection has a clone: the number of clones is the number of connections.
     let served = Arc::new(());
     loop {
@@ -98,7 +98,7 @@ fn accept_until_signal(listener: &OwnedFd, signals: &Signals) -> Result<()> {
                 let mine = Arc::clone(&served);
                 let started = std::thread::Builder::new().name("metrics".into()).spawn(move || {
                     // Errors concern only this client.
-                    let _ = answer(stream);
+                    let _ = answer(stream, with_jobs);
                     drop(mine);
                 });
                 // No thread can be started now: the connection is closed, and the server goes on.
@@ -136,10 +136,10 @@ fn bind_unix(path: &Path) -> Result<UnixListener> {
 }
 
 /// Reads one request and answers it.
-fn answer(mut stream: Stream) -> io::Result<()> {
+fn answer(mut stream: Stream, with_jobs: bool) -> io::Result<()> {
     let until = Instant::now() + CONNECTION_LIMIT;
     let (status, body) = match read_request(&mut stream, until)? {
-        Request::Get => ("200 OK", page()),
+        Request::Get => ("200 OK", page(with_jobs)),
         Request::OtherPath => ("404 Not Found", "the metrics are at /metrics\n".to_owned()),
         Request::OtherMethod => ("405 Method Not Allowed", "use GET\n".to_owned()),
         Request::Broken => ("400 Bad Request", "this is no HTTP request\n".to_owned()),
@@ -161,9 +161,10 @@ fn answer(mut stream: Stream) -> io::Result<()> {
     stream.flush()
 }
 
-fn page() -> String {
+fn page(with_jobs: bool) -> String {
     // The server runs for days: it must not start a service that was stopped meanwhile.
-    match viewing::connect_again_within(BROKER_PATIENCE).and_then(gather::gather) {
+    let admin = viewing::connect_again_within(BROKER_PATIENCE);
+    match admin.and_then(|admin| gather::gather(admin, with_jobs)) {
         Ok(gathered) => render::page(Some(gathered)),
         Err(error) => {
             say!("fdbroker: {error}");

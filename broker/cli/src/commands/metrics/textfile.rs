@@ -8,8 +8,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// The collector reads all files that end so.
-const NAME: &str = "fdbroker.prom";
+/// The file of the metrics; the collector reads all files that end so.
+pub const METRICS: &str = "fdbroker.prom";
+/// The file of an audit.
+pub const AUDIT: &str = "fdbroker-audit.prom";
 
 /// The collector runs as another user.
 const MODE: u32 = 0o644;
@@ -42,10 +44,10 @@ fn is_unfinished(name: &[u8]) -> bool {
     random.is_some_and(|it| it.len() == RANDOM && it.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// Replaces the file in `dir` by a page in the older text format, which is the only one that the
-/// collector reads.
-pub fn write(dir: &Path, page: &str) -> Result<()> {
-    let path = dir.join(NAME);
+/// Replaces the file `name` in `dir` by a page in the older text format, which is the only one that
+/// the collector reads.
+pub fn write(dir: &Path, name: &str, page: &str) -> Result<()> {
+    let path = dir.join(name);
     let what = || format!("write {}", path.display());
     remove_left_over(dir);
     // Its name does not end like those that the collector reads. When it is dropped it is removed.

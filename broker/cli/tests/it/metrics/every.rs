@@ -3,10 +3,10 @@
 
 use super::rig::Broker;
 use super::seen::Scenario;
-use super::{caps, closing, full, lasting, recall, server, sharing};
+use super::{caps, closing, full, lasting, recall, server, sharing, state};
 use std::collections::BTreeSet;
 
-static SCENARIOS: [&Scenario; 11] = [
+static SCENARIOS: [&Scenario; 12] = [
     &caps::SET,
     &caps::RELOADED,
     &caps::TABLE,
@@ -18,6 +18,7 @@ static SCENARIOS: [&Scenario; 11] = [
     &recall::SILENT,
     &server::UP,
     &sharing::SHARED,
+    &state::STATE,
 ];
 
 /// It cannot change: it tells the release of the command.

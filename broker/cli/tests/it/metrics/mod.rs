@@ -14,3 +14,4 @@ mod rig;
 mod seen;
 mod server;
 mod sharing;
+mod state;

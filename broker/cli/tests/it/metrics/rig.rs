@@ -81,7 +81,7 @@ impl Broker {
         more(builder).connect().expect("a broker")
     }
 
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = fdbroker(arguments);
         command.env("FDBROKER_ADMIN_SOCKET", self.admin_socket());
         command

@@ -2,10 +2,12 @@
 //! the protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change
 //! the meaning of a name: dashboards rely on it.
 
+mod audit;
 mod plain;
 #[cfg(test)]
 mod tests;
 
+pub use audit::audit;
 pub use plain::plain;
 
 use super::gather::{Accounts, Gathered};
@@ -21,8 +23,12 @@ use zerocopy::little_endian::U64;
 
 /// The whole page. Without a broker it has only `fdbroker_up`.
 pub fn page(gathered: Option<Gathered>) -> String {
+    text(Page(gathered))
+}
+
+fn text(page: impl Collector) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Page(gathered)));
+    registry.register_collector(Box::new(page));
     let mut text = String::new();
     encode(&mut text, &registry).expect("a String takes every text");
     text
@@ -40,8 +46,10 @@ impl Collector for Page {
         let help = "1 if the broker answers; else this is all there is";
         gauge(&mut to, "fdbroker_up", help, None, &u64::from(self.0.is_some()))?;
         let Some(gathered) = &self.0 else { return Ok(()) };
+        state(&mut to, gathered)?;
         counts(&mut to, &gathered.status)?;
         resources(&mut to, &gathered.status)?;
+        caps_used(&mut to, &gathered.status)?;
         let metrics = &gathered.metrics;
         let help = "from reading a request to sending the fds it was granted, waiting included";
         histogram(&mut to, "fdbroker_grant_latency", help, &metrics.grant_latency)?;
@@ -70,9 +78,52 @@ fn gauge(
     to.encode_descriptor(name, help, unit, MetricType::Gauge)?.encode_gauge(value)
 }
 
+/// Whether the broker does its work, and who keeps it from that.
+fn state(to: &mut DescriptorEncoder<'_>, gathered: &Gathered) -> fmt::Result {
+    let status = &gathered.status;
+    let help = "1 if the broker itself answers at the clients' socket";
+    gauge(to, "fdbroker_serves_clients", help, None, &u64::from(gathered.serves_clients))?;
+    let help = "1 while the broker is drained: it takes nothing new";
+    gauge(to, "fdbroker_draining", help, None, &u64::from(status.draining.get()))?;
+    let help =
+        "the broker's process: another number is another process, after a planned restart, too";
+    gauge(to, "fdbroker_pid", help, None, &u64::from(status.pid.get()))?;
+    if let Some(silent) = gathered.silent_owners {
+        let help = "owners of memory that have not answered when the broker asked for an fd again";
+        gauge(to, "fdbroker_silent_owners", help, None, &silent)?;
+    }
+    let Some(oldest) = gathered.oldest_ms else { return Ok(()) };
+    let (unit, help) =
+        (FamilyUnit::Seconds, "age of the oldest lease in this state, 0 without one");
+    let mut family =
+        to.encode_descriptor("fdbroker_oldest_lease", help, Some(&unit), MetricType::Gauge)?;
+    for (state, ms) in ["open", "mapped"].into_iter().zip(oldest) {
+        family
+            .encode_family(&[("state", state)])?
+            .encode_gauge(&seconds(ms.saturating_mul(1000)))?;
+    }
+    Ok(())
+}
+
+/// How full the node is, by cap.
+#[allow(clippy::cast_precision_loss)] // a share needs few digits
+fn caps_used(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
+    let unit = FamilyUnit::Other("ratio".to_owned());
+    let help = "share of the node's cap that is used or reserved; a cap of 0 has none";
+    let mut family =
+        to.encode_descriptor("fdbroker_cap_used", help, Some(&unit), MetricType::Gauge)?;
+    for (resource, item) in status.uses.iter() {
+        let Some(cap) = item.known_cap().filter(|cap| *cap > 0) else { continue };
+        let counted = item.now.get().saturating_add(status.uses.reserved(resource));
+        let share = if counted >= cap { 1.0 } else { counted as f64 / cap as f64 };
+        family.encode_family(&[("cap", resource.name())])?.encode_gauge(&share)?;
+    }
+    Ok(())
+}
+
 fn counts(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
     let uptime = seconds(status.uptime_ms.get().saturating_mul(1000));
-    let help = "time since the broker started";
+    let help = "time since the broker started; it goes on over a planned restart, not over a crash";
     gauge(to, "fdbroker_uptime", help, Some(&FamilyUnit::Seconds), &uptime)?;
     for (row, count) in status.gauges.iter() {
         gauge(to, &format!("fdbroker_{row}"), row.help(), None, &count.get())?;

@@ -20,7 +20,9 @@ fn all(number: u8) -> Gathered {
     let gpu = Gpu::cuda([7; 16], Gpu::pack_pci(0, 0xc0, 0, 0), false);
     let gpus =
         vec![Shared { gpu, allocations: n, size_bytes: n, leases: n, owners: BTreeSet::new() }];
-    Gathered { status, metrics, users, jobs, gpus }
+    let (serves_clients, silent_owners) = (number.is_multiple_of(2), Some(n));
+    let oldest_ms = Some([n, n]);
+    Gathered { status, metrics, users, jobs, gpus, serves_clients, silent_owners, oldest_ms }
 }
 
 fn samples(page: &str) -> Vec<(&str, &str)> {
@@ -39,7 +41,9 @@ fn page_when_every_number_of_the_broker_changes_then_every_series_does() {
     assert_eq!(before.len(), after.len());
     for ((series, old), (same, new)) in before.into_iter().zip(after) {
         assert_eq!(series, same);
-        let is_fixed = series.starts_with("fdbroker_build_info") || series == "fdbroker_up";
+        // All that is used, and all caps, change alike.
+        let fixed = ["fdbroker_build_info", "fdbroker_up", "fdbroker_cap_used_ratio"];
+        let is_fixed = fixed.contains(&series.split('{').next().expect("a name"));
         assert_eq!(old == new, is_fixed, "{series}: {old}, {new}");
     }
 }
@@ -122,6 +126,22 @@ fn page_when_a_bound_that_is_no_cap_has_refused_then_it_has_a_series() {
     assert!(text.contains("fdbroker_cap_refusals_total{scope=\"domain\",cap=\"fds\"} 2\n"));
     gathered.metrics.journal.refusals.domain.refused_fds = 1.into();
     assert!(has(&page(Some(gathered))));
+}
+
+#[test]
+fn page_when_a_cap_is_used_in_part_or_more_than_that_then_its_share_at_most_one() {
+    let mut gathered = all(0);
+    (gathered.status.uses.fds.now, gathered.status.uses.own_fds.now) = (2.into(), 1.into());
+    gathered.status.uses.fds.cap = 4.into();
+    let share = |gathered: Gathered, cap: &str| {
+        let page = page(Some(gathered));
+        let series = format!("fdbroker_cap_used_ratio{{cap=\"{cap}\"}} ");
+        page.lines().find_map(|line| line.strip_prefix(&series)).map(str::to_owned)
+    };
+    assert_eq!(share(gathered.clone(), "fds").as_deref(), Some("0.75"));
+    assert_eq!(share(gathered.clone(), "connections"), None, "0 of 0");
+    gathered.status.uses.fds.cap = NO_CAP.into();
+    assert_eq!(share(gathered, "fds"), None);
 }
 
 #[test]
