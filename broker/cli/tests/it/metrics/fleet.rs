@@ -1,6 +1,6 @@
-//! What fleets read: the file for node_exporter, the dashboard and the alert rules, each against a
-//! real broker's page, and with promtool where it is installed. Must never accept a query of a
-//! metric that no broker gives.
+//! What fleets read: the files for node_exporter, the dashboard, the alert rules and the runbook,
+//! each against a real broker's page, and with promtool where it is installed. Must never accept a
+//! query of a metric that no broker gives, nor a rule that nobody explains.
 
 use super::rig::Broker;
 use crate::common::{TestDir, end, fdbroker};
@@ -48,11 +48,33 @@ fn rules() -> Vec<Vec<(String, String)>> {
     rules
 }
 
+/// A field of a rule.
+fn field<'a>(rule: &'a [(String, String)], wanted: &str) -> &'a str {
+    let found = rule.iter().find(|(field, _)| field == wanted);
+    found.map_or_else(|| panic!("{wanted}: {rule:?}"), |(_, value)| value)
+}
+
+/// The metrics of a broker and of an audit.
+fn all_names(broker: &Broker) -> BTreeSet<String> {
+    let mut names = broker.page().names();
+    let dir = TestDir::new("audit-names");
+    let mut audit = broker.command(&["audit", "--textfile"]);
+    // What it finds, and how much it may read, is the machine's.
+    audit.arg(dir.path()).output().expect("it starts");
+    let page = std::fs::read_to_string(dir.path().join("fdbroker-audit.prom")).expect("written");
+    let types = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    names.extend(types.map(|(name, _)| name.to_owned()));
+    names
+}
+
+/// Metrics of others: Prometheus' own of a scrape, and node_exporter's of its files.
+const OF_OTHERS: [&str; 2] = ["up{", "node_textfile_mtime_seconds{"];
+
 fn assert_known(names: &BTreeSet<String>, query: &str) {
     let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let used: Vec<&str> = words.filter(|word| word.starts_with("fdbroker_")).collect();
-    let is_of_exporter = query.contains("node_textfile_mtime_seconds");
-    assert!(is_of_exporter || !used.is_empty(), "no metric in {query}");
+    let is_of_others = OF_OTHERS.iter().any(|name| query.contains(name));
+    assert!(is_of_others || !used.is_empty(), "no metric in {query}");
     for name in used {
         assert!(names.contains(name), "{name} of {query}: no broker has it");
     }
@@ -60,7 +82,7 @@ fn assert_known(names: &BTreeSet<String>, query: &str) {
 
 #[test]
 fn dashboard_and_rules_when_compared_with_a_scrape_then_every_metric_in_them_exists() {
-    let names = Broker::start("metrics-fleet", &[]).page().names();
+    let names = all_names(&Broker::start("metrics-fleet", &[]));
     let dashboard = dashboard();
     let variables = dashboard["templating"]["list"].as_array().expect("variables");
     let asked = variables.iter().filter_map(|it| it["query"]["query"].as_str());
@@ -70,8 +92,7 @@ fn dashboard_and_rules_when_compared_with_a_scrape_then_every_metric_in_them_exi
     assert!(queries.len() > 40, "{queries:?}");
     queries.iter().for_each(|query| assert_known(&names, query));
     for rule in rules() {
-        let expr = rule.iter().find(|(field, _)| field == "expr").expect("a query");
-        assert_known(&names, &expr.1);
+        assert_known(&names, field(&rule, "expr"));
     }
 }
 
@@ -105,15 +126,39 @@ fn dashboard_when_its_model_is_checked_then_panels_stand_apart_and_one_says_up_o
     assert_eq!((&words["0"]["text"], &words["1"]["text"]), (&"DOWN".into(), &"UP".into()));
 }
 
+const RUNBOOK: &str = "https://github.com/fdbroker/fdbroker/blob/main/docs/runbook.md";
+
 #[test]
-fn rules_when_read_then_each_has_a_query_a_severity_and_says_what_to_do() {
-    let (rules, mut names) = (rules(), BTreeSet::new());
-    assert!(rules.len() >= 8, "{rules:?}");
-    for rule in rules {
-        assert!(names.insert(rule[0].1.clone()), "twice: {rule:?}");
-        for wanted in ["expr", "severity", "summary", "description"] {
-            let value = rule.iter().find(|(field, _)| field == wanted);
-            assert!(value.is_some_and(|(_, value)| value.len() > 6), "{wanted}: {rule:?}");
+fn rules_when_read_then_each_says_what_to_do_is_in_the_runbook_and_has_a_test() {
+    let runbook = text_of("../docs/runbook.md");
+    let entries: Vec<(&str, &str)> = runbook
+        .split("\n## ")
+        .skip(1)
+        .map(|entry| entry.split_once('\n').expect("a heading"))
+        .collect();
+    let tests = text_of("prometheus-rules.test.yml");
+    let mut names = Vec::new();
+    for rule in rules() {
+        let name = rule[0].1.clone();
+        for wanted in ["expr", "summary", "description"] {
+            assert!(field(&rule, wanted).len() > 6, "{wanted}: {rule:?}");
+        }
+        assert!(["critical", "warning", "info"].contains(&field(&rule, "severity")), "{rule:?}");
+        // Forges make an anchor of a heading so.
+        let link = format!("{RUNBOOK}#{}", name.to_lowercase());
+        assert_eq!(field(&rule, "runbook_url"), link);
+        let fires = format!("alertname: {name}\n        exp_alerts:\n");
+        assert!(tests.contains(&fires), "{name} is seen to fire in no test");
+        names.push(name);
+    }
+    let headings: Vec<&str> = entries.iter().map(|(heading, _)| *heading).collect();
+    assert_eq!(
+        headings, names,
+        "each rule has its entry, in the same order, and no other is there"
+    );
+    for (heading, entry) in entries {
+        for part in ["- **Means**: ", "- **Look at**: ", "- **Do**: "] {
+            assert_eq!(entry.matches(part).count(), 1, "{heading}: {part}");
         }
     }
 }
