@@ -134,6 +134,11 @@ fn look_at(status: &StatusView, found: &mut Findings) {
 /// Says hello at the clients' socket: whoever answers must be the broker whose state that is. What
 /// is to be warned of, if it is.
 pub fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<String>, String> {
+    let connections = &state.uses.connections;
+    if connections.known_cap().is_some_and(|cap| connections.now.get() >= cap) {
+        // It would be refused: one more refusal that is counted and told of, and nobody's.
+        return Ok(None);
+    }
     let at = path.display();
     let failed = |why: &dyn std::fmt::Display| format!("the clients' socket {at}: {why}");
     let until = Instant::now() + PATIENCE;

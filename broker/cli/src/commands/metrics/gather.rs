@@ -1,11 +1,10 @@
 //! Asks the broker for the data of all metrics. Must never keep data from one page to the next.
 
-use crate::admin::{Admin, Selection};
+use crate::admin::{Admin, Selection, client_socket_of};
 use crate::commands::health::greet;
 use crate::error::Result;
 use crate::records::gpus::{Gpus, Shared};
 use crate::records::job_label;
-use fdbroker_client::default_socket_path;
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
     AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, Metrics, NodeStatus,
@@ -76,7 +75,7 @@ pub fn gather(mut admin: Admin, with_jobs: bool) -> Result<Gathered> {
     let silent_owners = (!are_more).then(|| clients.iter().filter(is_silent).count() as u64);
     let (leases, are_more) = admin.first::<LeaseRecord>(Selection::ALL, MOST_RECORDS)?;
     let oldest_ms = (!are_more).then(|| oldest_ms(&leases));
-    let serves_clients = greet(&default_socket_path(), &status).is_ok();
+    let serves_clients = greet(&client_socket_of(admin.path()), &status).is_ok();
     Ok(Gathered { status, metrics, users, jobs, gpus, serves_clients, silent_owners, oldest_ms })
 }
 

@@ -57,6 +57,10 @@ fn state(seen: &mut Seen) {
     let later = broker.page();
     see_within(seen, &later, &oldest("open"), least, asked.elapsed().as_secs_f64());
     let jobs = |page: &Page| page.series().any(|(series, _)| series.starts_with("fdbroker_job_"));
+    broker.run(&["limits", "set", "node.connections=1"]);
+    let full = page(&broker, &socket, &[]);
+    assert_eq!(full.get("fdbroker_serves_clients"), 1.0, "it does, though nobody finds room");
+    assert_eq!(full.get("fdbroker_refusals_total"), 0.0, "whoever looks is not counted as refused");
     assert!(jobs(&later) && !jobs(&page(&broker, &socket, &["--without-jobs"])));
     drop(grant);
 
