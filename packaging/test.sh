@@ -165,9 +165,15 @@ check "the configuration stays, with what is enabled, and nothing else" same "./
 ./etc/systemd/system/sockets.target.wants/fdbrokerd.socket" "$(cd "$debian" && find . -xdev -path ./var/lib/dpkg -prune -o -name '*fdbroker*' ! -type d ! -path './packages/*' ! -path './var/lib/systemd/*' -print | sort)"
 check "dpkg -P: all of them" inside "$debian" dpkg -P $names
 check "nothing is left" same "$before" "$(tree "$debian")"
+# fixed_uid ROOT: its administrator wants this uid on all nodes. user_of ROOT: with which uid and gid the broker's user was made.
+fixed_uid() { mkdir -p "$1/etc/sysusers.d" && echo 'u fdbroker 61100 "The same on all nodes"' > "$1/etc/sysusers.d/fdbroker.conf"; }
+user_of() { sed -n 's/^fdbroker:[^:]*:\([0-9]*:[0-9]*\):.*/\1/p' "$1/etc/passwd"; }
+fixed_uid "$debian"
+check "dpkg -i where the administrator has fixed the uid" inside "$debian" sh -c 'dpkg -i /packages/fdbroker_*.deb'
+check "the user and the directories have it" same "61100:61100 61100" "$(user_of "$debian") $(stat -c %u "$debian/run/fdbroker-admin")"
 
 fedora=$work/fedora
-make_root "$fedora"; touch "$fedora/dev/null"
+make_root "$fedora"; touch "$fedora/dev/null"; fixed_uid "$fedora"
 packages=(); for name in $names; do packages+=("$(rpm_of "$(rpm_name "$name")")"); done
 by_rpm() { unshare --mount --propagation private -- sh -c 'mount -t proc proc "$0/proc"; mount --bind /dev/null "$0/dev/null"; rpm --root "$0" --dbpath /var/lib/rpm "$@"' "$fedora" "$@"; }
 check "rpm --root --initdb" by_rpm --initdb
@@ -175,7 +181,7 @@ before=$(tree "$fedora")
 # Debian's files are no rpm packages that others could depend on.
 check "rpm -i: all of them" by_rpm --nodeps -i "${packages[@]}"
 check "rpm -V: as packaged" by_rpm --nodeps -V fdbroker libfdbroker0 libfdbroker-devel fdbroker-cuda fdbroker-level-zero
-check "the user is there" grep -q '^fdbroker:' "$fedora/etc/passwd"
+check "the user is there, with the uid that the administrator has fixed" same 61100:61100 "$(user_of "$fedora")"
 check "the directories are there" same "fdbroker 755 fdbroker 700" "$(inside "$fedora" stat -c '%U %a' /run/fdbroker /run/fdbroker-admin | xargs)"
 check "the programs run" same "fdbroker $version" "$(inside "$fedora" fdbroker --version)"
 scripts=$(rpm -qp --scripts "$(rpm_of fdbroker)")
