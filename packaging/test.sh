@@ -243,6 +243,12 @@ export FDBROKER_SOCKET=$work/node/run/broker.sock
 started "$work/first.log" container serve
 first=$!
 check "its broker serves as process of a container: no device, no network, no root" eventually served_by
+# probe WHICH: the command of this probe of the manifest, as the kubelet has it run in the container.
+probe() {
+  local line; line=$(sed -n "/$1:/,/exec:/s/.*exec: {command: \\[\\(.*\\)\\]}/\\1/p" packaging/kubernetes/daemonset.yaml)
+  eval "container $(sed 's/, / /g' <<< "$line")"
+}
+check "the probes of the DaemonSet in another process of it: ready, and alive" eval '(probe readinessProbe) && (probe livenessProbe)'
 mkfifo "$work/never"; exec {hold}<> "$work/never"
 "$programs/examples/producer" < "$work/never" > "$work/handle" 2> "$work/producer.log" &
 children+=("$!")
@@ -264,6 +270,8 @@ wait "$second"
 check "so does the second" same 0 $?
 gone() { ! acquires; }
 check "then nobody serves" gone
+unready() { ! (probe readinessProbe) && ! (probe livenessProbe); }
+check "and both probes say so" unready
 unset FDBROKER_SOCKET
 
 # ---- manifests and recipes

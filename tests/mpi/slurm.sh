@@ -69,7 +69,19 @@ NodeName=$node NodeAddr=127.0.0.1 CPUs=$((2 * ranks)) State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES State=UP
 Prolog=$work/prolog
 Epilog=$work/epilog
+HealthCheckProgram=$work/health
+HealthCheckInterval=1
 CONF
+# The line that systemd/README.md gives; from the time on when the broker of the node is to be looked at.
+cat > "$work/health" << SCRIPT
+#!/bin/bash
+export PATH="$programs:\$PATH" SLURM_CONF="$work/slurm.conf"
+export FDBROKER_SOCKET="$work/node/fdbroker/broker.sock" FDBROKER_ADMIN_SOCKET="$work/node/fdbroker-admin/admin.sock"
+[ -e "$work/watched" ] || exit 0
+$(sed -n 's/^    \(said=.* scontrol update .*\)/\1/p' "$root/systemd/README.md")
+echo looked >> "$work/looks"
+SCRIPT
+chmod +x "$work/health"
 # The scripts as a site would have them, except for the broker's place.
 for name in prolog epilog; do
   cat > "$work/$name" << SCRIPT
@@ -228,7 +240,25 @@ check "and nothing is left of the job" $? "$work/node.log"
 is_idle() { sinfo -h -o %T | grep -q idle; }
 timeout -k 5 60 srun -n 1 true && soon is_idle
 check "the node takes the next job" $? "$work/slurmd.log"
-kill "$left" "$node_broker"
+# ---- the health check
+
+# shellcheck disable=SC2317
+looked_twice() { [ "$(wc -l < "$work/looks")" -ge 2 ]; }
+looked_and_idle() { : > "$work/looks"; soon looked_twice && is_idle; }
+touch "$work/watched"
+looked_and_idle
+check "slurmd runs the health check: a broker that serves leaves the node in service" $? "$work/slurmd.log"
+admin drain > /dev/null; looked_and_idle
+check "so does a warning: it is being drained" $? "$work/slurmd.log"
+kill "$node_broker"
+# shellcheck disable=SC2317
+is_out() { sinfo -h -o '%T %E' | tee "$work/out" | grep -q '^drain.* critical: no broker answers'; }
+soon is_out
+check "without a broker the node is out of service, and its reason says so" $? "$work/out"
+rm "$work/watched"
+scontrol update NodeName="$node" State=RESUME && soon is_idle
+check "and back" $? "$work/slurmd.log"
+kill "$left" 2> /dev/null
 wait "$left" "$node_broker" 2> /dev/null
 soon rmdir "$cgroup/job_$job" && rmdir "$cgroup/job_$kept" "$cgroup" "${cgroup%/*}"
 
