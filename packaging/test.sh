@@ -200,7 +200,7 @@ upgraded() {
   rm -f "$fake/asked"
   unshare --mount --propagation private -- sh -c 'mount -t tmpfs none /run && mkdir -p /run/systemd/system && PATH="$0:$PATH" && exec sh "$@"' \
     "$fake" "$@" > "$fake/said" 2>&1 || { cat "$fake/said"; return 1; }
-  grep -E '^(reload|try-restart)' "$fake/asked" | xargs
+  grep -E '^(reload|try-restart) fdbrokerd' "$fake/asked" | xargs
 }
 sed -n '/^postuninstall/,$p' <<< "$scripts" | sed 1d > "$fake/postun"
 good="reload fdbrokerd.service try-restart fdbrokerd.service"

@@ -119,6 +119,8 @@ if [ -n "$uninstall" ]; then
   [ -f "$destdir$list" ] || die "nothing is installed: there is no $destdir$list" \
     "give the same --prefix, --libdir and --destdir as for the installation"
   if [ -n "$is_booted" ]; then
+    # An earlier version had not these.
+    systemctl disable --now --quiet fdbroker-metrics.service fdbroker-{textfile,audit}.timer 2> /dev/null || true
     systemctl disable --now --quiet fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service ||
       say "systemctl complained; see its message"
     # From systemd 254 on the store outlives the stop, and its fds pin memory. Older ones have no such store to clean.
@@ -256,7 +258,7 @@ fi
 shopt -s nullglob
 in_prefix=(-e "s|/usr/bin/fdbroker|$prefix/bin/fdbroker|g" -e "s|/usr/share/doc|$prefix/share/doc|g")
 units=$prefix/lib/systemd/system
-for unit in systemd/*.service systemd/*.socket; do
+for unit in systemd/*.service systemd/*.socket systemd/*.timer; do
   place_filled 0644 "$unit" "$units/${unit##*/}" "${in_prefix[@]}"
 done
 if [ -z "$systemd" ] && command -v systemctl > /dev/null; then

@@ -75,6 +75,11 @@ expected="755 bin/fdbroker
 777 lib/libfdbroker.so.0
 644 lib/libfdbroker.so.0.1.0
 644 lib/pkgconfig/fdbroker.pc
+644 lib/systemd/system/fdbroker-audit.service
+644 lib/systemd/system/fdbroker-audit.timer
+644 lib/systemd/system/fdbroker-metrics.service
+644 lib/systemd/system/fdbroker-textfile.service
+644 lib/systemd/system/fdbroker-textfile.timer
 644 lib/systemd/system/fdbrokerd-admin.socket
 644 lib/systemd/system/fdbrokerd.service
 644 lib/systemd/system/fdbrokerd.service.d/preserve.conf

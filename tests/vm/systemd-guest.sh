@@ -159,7 +159,8 @@ check "directories: owner and mode" is "$(stat -c '%n %U %a' /run/fdbroker /run/
   "/run/fdbroker fdbroker 755 /run/fdbroker-admin fdbroker 700"
 verify() {
   local said
-  said=$(systemd-analyze verify fdbrokerd.service fdbrokerd.socket fdbrokerd-admin.socket 2>&1) || { echo "$said"; return 1; }
+  said=$(systemd-analyze verify fdbrokerd.service fdbrokerd{,-admin}.socket fdbroker-{metrics,textfile,audit}.service \
+    fdbroker-{textfile,audit}.timer 2>&1) || { echo "$said"; return 1; }
   is "$said" ""
 }
 check "systemd-analyze verify: clean" verify
@@ -196,6 +197,20 @@ check "sockets: owner and mode" is \
 check "an administrator is served" bash -c 'fdbroker status | grep -q "^broker pid"'
 check "others see their own part" bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker status --json | grep -q '\"scope\":\"own\"'"
 check "others are not administrators" bash -c "! setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker drain"
+
+# ---- the units for monitoring
+
+page() { { printf 'GET /metrics HTTP/1.1\r\n\r\n' >&5; cat <&5; } 5<> /dev/tcp/127.0.0.1/9400; }
+scraped() { page | tr -d '\r' > /tmp/page && grep -qx 'fdbroker_up 1' /tmp/page && grep -qx 'fdbroker_serves_clients 1' /tmp/page; }
+check "fdbroker-metrics: starts" systemctl start fdbroker-metrics.service
+check "it serves the broker's numbers" soon scraped
+systemctl stop fdbroker-metrics.service
+files=/var/lib/prometheus/node-exporter
+check "without the directory of node_exporter the timers' services do nothing" systemctl start fdbroker-textfile.service fdbroker-audit.service
+mkdir -p "$files"
+check "with it: both end well" systemctl start fdbroker-textfile.service fdbroker-audit.service
+check "the metrics are there" grep -qx 'fdbroker_serves_clients 1' "$files/fdbroker.prom"
+check "the audit is, and has seen all" grep -qx 'fdbroker_audit_complete 1' "$files/fdbroker-audit.prom"
 
 stop_all() { systemctl stop fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service 2>&1; }
 mkdir -p $files
