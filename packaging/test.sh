@@ -23,7 +23,7 @@ HELP
 esac
 cannot() { echo "$1"; exit 77; }
 [ "$(id -u)" = 0 ] || cannot "packages: a root of their own needs root; run: sudo packaging/test.sh"
-for tool in dh lintian rpmbuild debugedit eu-strip rpmlint mmdebstrap cpio busybox apt-get python3; do
+for tool in dh lintian rpmbuild debugedit eu-strip rpmlint mmdebstrap cpio busybox apt-get python3 checkmodule semodule_package; do
   command -v "$tool" > /dev/null || cannot "$tool is not installed; run: sudo tests/install.sh"
 done
 
@@ -303,6 +303,12 @@ check "they name the image's user" same "$(sed -n 's/^USER \(.*\):.*/\1/p' packa
   "$(grep -hoE 'runAsUser: 611[0-9]+' packaging/kubernetes/*.yaml | sort -u | sed 's/.*: //')"
 check "the recipe of Spack is Python" python3 -c 'import ast, sys; ast.parse(open(sys.argv[1]).read())' packaging/spack/package.py
 check "it names this version" grep -q "version(\"$version\")" packaging/spack/package.py
+# compiled FILE: as a module of SELinux.
+compiled() { (cp "$1" "$work/fdbroker.te" && cd "$work" && checkmodule -M -m -o fdbroker.mod fdbroker.te && semodule_package -o fdbroker.pp -m fdbroker.mod); }
+check "the module of SELinux compiles" compiled packaging/selinux/fdbroker.te
+sed 's/\(tmpfs_t:file {\) getattr/\1 open/' packaging/selinux/fdbroker.te > "$work/open.te"
+not_compiled() { ! compiled "$1"; }
+check "and not with a permission that it does not name first" not_compiled "$work/open.te"
 crates="-p fdbroker-protocol -p fdbroker-scm -p level-zero-sys -p fdbroker-client"
 # shellcheck disable=SC2086
 check "cargo package: the crates of the library" cargo package --quiet --no-verify --allow-dirty --target-dir "$work/crates" $crates

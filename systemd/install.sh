@@ -285,6 +285,7 @@ place 0644 systemd/README.md "$doc/systemd.md"
 place 0644 systemd/fdbrokerd.toml "$doc/examples/fdbrokerd.toml"
 for script in systemd/slurm-*.sh; do place 0755 "$script" "$doc/examples/${script##*/}"; done
 for manifest in packaging/kubernetes/*; do place 0644 "$manifest" "$doc/examples/kubernetes/${manifest##*/}"; done
+place 0644 packaging/selinux/fdbroker.te "$doc/examples/selinux/fdbroker.te"
 for text in grafana.json prometheus-rules.yml; do place 0644 "systemd/$text" "$doc/examples/$text"; done
 for text in README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi

@@ -18,7 +18,7 @@ case ${1-} in
 esac
 
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
-# The last line is for packages (packaging/test.sh).
+# The last two lines are for packages (packaging/test.sh).
 # libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh); uidmap lets a user without root build the
 # systemd guest.
 needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:tmux pgrep:procps
@@ -29,7 +29,8 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py
   slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins
   /usr/lib/*/libze_loader.so.1:libze1 patchelf:patchelf /usr/lib/llvm-14/lib/libclang.so:libclang-14-dev
-  dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit eu-strip:elfutils rpmlint:rpmlint"
+  dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit eu-strip:elfutils rpmlint:rpmlint
+  checkmodule:checkpolicy semodule_package:semodule-utils"
 # From backports, because a host that has qemu-utils from there cannot take the older emulator of the main suite beside it.
 needs_of_backports="qemu-system-x86_64:qemu-system-x86"
 # The one program alone, into /usr/local/bin: its package would start a server, now and at each boot, and bring 100 MB.

@@ -31,7 +31,8 @@ NOT_RUN_STATUS = 77
 
 # A user without root makes the systemd guest in a user namespace.
 VM = ("qemu-system-x86_64", "busybox", "cpio", "xz", "zstd", "mmdebstrap") + (() if IS_ROOT else ("newuidmap",))
-PACKAGES = ("dh", "lintian", "rpmbuild", "debugedit", "eu-strip", "rpmlint", "mmdebstrap", "cpio", "busybox")
+PACKAGES = ("dh", "lintian", "rpmbuild", "debugedit", "eu-strip", "rpmlint", "mmdebstrap", "cpio", "busybox", "checkmodule",
+            "semodule_package")
 LEVEL_ZERO = ("/usr/lib/x86_64-linux-gnu/libze_loader.so.1",)
 
 
