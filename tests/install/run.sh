@@ -168,6 +168,9 @@ in_force
 check "the example with every key in force" check_config "$work/all.toml"
 check "no key is left to its default" same "" "$(check_config "$work/all.toml" | left_out)"
 check "as it is, it changes nothing" same "" "$(check_config "$example" | grep -E '  # file$')"
+sed -n '/^```toml$/,/^```$/{/^```/d; p}' "$root/docs/fleet.md" > "$work/fleet.toml"
+check "the worked example of fleet.md is accepted" check_config "$work/fleet.toml"
+check "and is in force" same 8 "$(check_config "$work/fleet.toml" | grep -c '  # file$')"
 check "a key that is missing would be found" same "grace_ms = 10000  # default" \
   "$(grep -v '^grace_ms' "$work/all.toml" > "$work/less.toml"; check_config "$work/less.toml" | left_out)"
 check "each key comes with its reason" same "" "$(awk '
