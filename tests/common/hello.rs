@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use fdbroker_protocol::limits::NAME_BYTES;
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Join, Role};
-use fdbroker_protocol::{Kind, PROTOCOL_VERSION, Writer};
+use fdbroker_protocol::message::{Hello, HelloReply, Join, Role};
+use fdbroker_protocol::{Kind, Writer};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -18,19 +18,7 @@ pub fn open(path: &Path) -> nix::Result<OwnedFd> {
 
 /// A hello like the library's.
 pub fn hello() -> Hello {
-    Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: 0.into(),
-        pid: std::process::id().into(),
-        name: [0; NAME_BYTES],
-        deadline_ms: 0.into(),
-        key: 0.into(),
-        max_held_fds: 0.into(),
-        reserved: 0.into(),
-    }
+    Hello::new(std::process::id(), [0; NAME_BYTES])
 }
 
 /// The message of a hello.

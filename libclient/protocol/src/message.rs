@@ -7,7 +7,7 @@ use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};
 use crate::limits::{DRIVER_DATA_BYTES, NAME_BYTES};
 use crate::table::wire_enum;
 use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U16, U32, U64},
 };
 
@@ -241,6 +241,22 @@ pub struct Hello {
     pub max_held_fds: U32,
     /// Reserved, 0.
     pub reserved: U32,
+}
+
+impl Hello {
+    /// A client of this version that declares and wants nothing, and does not wait.
+    pub fn new(pid: u32, name: [u8; NAME_BYTES]) -> Self {
+        let version = u16::from(PROTOCOL_VERSION).into();
+        let (version_min, version_max) = (version, version);
+        Hello {
+            magic: HELLO_MAGIC,
+            version_min,
+            version_max,
+            pid: pid.into(),
+            name,
+            ..Self::new_zeroed()
+        }
+    }
 }
 
 /// Body of [`Kind::HelloReply`], 64 bytes.

@@ -10,7 +10,7 @@ use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNEC
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::error::OUTSIDE_PODS;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Role};
+use fdbroker_protocol::message::{Hello, HelloReply, Role};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::poll::PollFlags;
@@ -140,17 +140,11 @@ impl Greeting {
         until: Deadline,
     ) -> Result<Greeting, Error> {
         let hello = Hello {
-            magic: HELLO_MAGIC,
-            version_min: u16::from(PROTOCOL_VERSION).into(),
-            version_max: u16::from(PROTOCOL_VERSION).into(),
-            flags: 0.into(),
             own_fds: caller.own_fds.into(),
-            pid: std::process::id().into(),
-            name: padded(&caller.name),
             deadline_ms: until.answer_ms().into(),
             key: caller.key.into(),
             max_held_fds: caller.max_held_fds.into(),
-            reserved: 0.into(),
+            ..Hello::new(std::process::id(), padded(&caller.name))
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);

@@ -7,8 +7,8 @@ use crate::output::{Output, say};
 use crate::records::{StatusView, amount};
 use fdbroker_protocol::admin::NodeStatus;
 use fdbroker_protocol::limits::NAME_BYTES;
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
-use fdbroker_protocol::{ErrorCode, Gauge, Kind, Message, PROTOCOL_VERSION, Status, Writer};
+use fdbroker_protocol::message::{Hello, HelloReply};
+use fdbroker_protocol::{ErrorCode, Gauge, Kind, Message, Status, Writer};
 use fdbroker_scm::ReceivedFds;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -145,19 +145,8 @@ pub fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<Stri
     let socket = Admin::connect_within(path, PATIENCE).map_err(|error| failed(&error))?;
     let mut name = [0; NAME_BYTES];
     name[..NAME.len()].copy_from_slice(NAME);
-    let hello = Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: 0.into(),
-        pid: std::process::id().into(),
-        name,
-        deadline_ms: u32::try_from(PATIENCE.as_millis()).unwrap_or_default().into(),
-        key: 0.into(),
-        max_held_fds: 0.into(),
-        reserved: 0.into(),
-    };
+    let deadline_ms = u32::try_from(PATIENCE.as_millis()).unwrap_or_default().into();
+    let hello = Hello { deadline_ms, ..Hello::new(std::process::id(), name) };
     let (mut writer, mut bytes) = (Writer::new(), [0; 1024]);
     let mut fds = ReceivedFds::with_capacity(FDS_OF_REPLY);
     writer.start(Kind::Hello, 1).push(&hello);
