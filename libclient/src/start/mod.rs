@@ -11,7 +11,7 @@ use crate::env::{Variable, switch};
 use crate::error::Error;
 use crate::interrupt::{ask, sleep};
 use crate::limits::{SERVICE_PAUSE, STARTER_WORDS};
-use crate::wire::handshake::{Caller, Greeted, greet};
+use crate::wire::handshake::{Caller, Greeted, greet, no_answer};
 use crate::wire::poll::{poll_one, shut_down};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
@@ -103,12 +103,15 @@ impl Starter {
             match recv(self.answers.as_raw_fd(), &mut part, MsgFlags::MSG_DONTWAIT) {
                 Ok(count) if count > 0 => {
                     said.extend_from_slice(&part[..count]);
-                    if let Some(path) = path_in(&said) {
+                    if let Some(path) = path_in(&said, b"READY ") {
                         return Ok(path);
                     }
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) if until.has_passed() => {
-                    return Err(self.failed("it has not started one by the deadline"));
+                    return Err(match path_in(&said, b"SILENT ") {
+                        Some(path) => no_answer(&path).because(HUNG),
+                        None => self.failed("it has not started one by the deadline"),
+                    });
                 }
                 Err(Errno::EAGAIN | Errno::EINTR) => {
                     poll_one(self.answers.as_fd(), PollFlags::POLLIN, until.remaining());
@@ -139,10 +142,14 @@ impl Drop for Starter {
     }
 }
 
-/// `READY PATH`, and the end of a line.
-fn path_in(said: &[u8]) -> Option<PathBuf> {
-    let path = said.strip_prefix(b"READY ")?.strip_suffix(b"\n")?;
-    Some(OsStr::from_bytes(path).into())
+/// Why a broker that programs have started does not answer in time.
+const HUNG: &str = "it is stopped, hangs or is overloaded; `fdbroker stop` ends it, and the next program starts another";
+
+/// `WORD PATH` in a whole line.
+fn path_in(said: &[u8], word: &[u8]) -> Option<PathBuf> {
+    let lines = said.split_inclusive(|byte| *byte == b'\n');
+    let path = |line: &[u8]| Some(line.strip_suffix(b"\n")?.strip_prefix(word)?.to_owned());
+    lines.filter_map(path).next().map(|path| OsStr::from_bytes(&path).into())
 }
 
 /// What the broker gets of the environment: neither what is preloaded into this program nor its

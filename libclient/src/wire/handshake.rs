@@ -267,7 +267,7 @@ impl Greeting {
 /// Why a broker that listens does not answer in time.
 const NO_ANSWER: &str = "it is stopped, hangs or is overloaded; look at its process and its log, continue it (SIGCONT) or restart it";
 
-fn no_answer(path: &Path) -> Error {
+pub(crate) fn no_answer(path: &Path) -> Error {
     let context = format!("{}: the broker does not answer", what(path));
     Error::not_connected(context).because(NO_ANSWER)
 }

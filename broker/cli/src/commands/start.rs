@@ -5,6 +5,7 @@
 use crate::error::{Context, Result, exit};
 use crate::joining::Joiner;
 use crate::rooms::job::Job;
+use crate::rooms::room::Room;
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, umask};
 use std::io::Write;
@@ -16,11 +17,18 @@ use std::os::unix::ffi::OsStrExt;
 pub fn run() -> Result<u8> {
     umask(Mode::from_bits_truncate(0o077));
     let job = Job::of_started(|name| std::env::var_os(name));
-    let (room, members) = Joiner { job: &job, max_fds: None }.join()?;
-    let answer = [b"READY ", room.socket().as_os_str().as_bytes(), b"\n"].concat();
-    let mut out = std::io::stdout();
-    out.write_all(&answer).and_then(|()| out.flush()).context(|| "answer the program")?;
+    // Its program gives up at a time of its own.
+    let on_silent = |room: &Room| drop(say("SILENT", room));
+    let (room, members) = Joiner { job: &job, max_fds: None, on_silent }.join()?;
+    say("READY", &room)?;
     while nix::unistd::read(std::io::stdin().as_fd(), &mut [0]) == Err(Errno::EINTR) {}
     drop(members);
     Ok(exit::OK)
+}
+
+/// How it is with the broker, and the path of its socket.
+fn say(word: &str, room: &Room) -> Result<()> {
+    let line = [word.as_bytes(), b" ", room.socket().as_os_str().as_bytes(), b"\n"].concat();
+    let mut out = std::io::stdout();
+    out.write_all(&line).and_then(|()| out.flush()).context(|| "answer the program")
 }

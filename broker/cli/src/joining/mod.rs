@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// other, in a millisecond each.
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
+/// Longest wait for one answer of a broker that is there. It is asked again.
+const SILENCE: Duration = Duration::from_secs(1);
+
 /// Pause between two tries to join. A broker starts in some ten milliseconds, and hundreds of ranks
 /// may try at once.
 const TRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -46,6 +49,8 @@ pub struct Joiner<'a> {
     pub job: &'a Job,
     /// Of the broker, should this process start it.
     pub max_fds: Option<u64>,
+    /// Told once, of a broker that is there and does not answer for a while.
+    pub on_silent: fn(&Room),
 }
 
 impl Joiner<'_> {
@@ -94,6 +99,7 @@ impl Joiner<'_> {
     /// Makes sure that a broker serves. The caller holds the gate and a lock on `members`, so that
     /// no other process starts or ends a broker here.
     fn ensure_broker(&self, home: &Home, room: &Room, until: Instant) -> Result<bool> {
+        let mut is_told = false;
         loop {
             let Some(keeper) = room.open(KEEPER)? else { return Ok(false) };
             if try_lock(&keeper)? {
@@ -107,9 +113,13 @@ impl Joiner<'_> {
             }
             // No answer: the keeper is still starting its broker, or has not yet seen that its
             // broker was killed.
-            let asked = Admin::connect(&room.admin_socket()).and_then(|mut admin| admin.status());
-            match asked {
+            let admin = Admin::connect_within(&room.admin_socket(), SILENCE);
+            match admin.and_then(|mut admin| admin.status()) {
                 Ok(_) => return Ok(true),
+                Err(Error::NoAnswer { .. }) if !is_told => {
+                    (self.on_silent)(room);
+                    is_told = true;
+                }
                 Err(error) if Instant::now() >= until => return Err(error),
                 Err(_) => std::thread::sleep(TRY_INTERVAL),
             }

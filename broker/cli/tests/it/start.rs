@@ -390,6 +390,18 @@ fn start_when_its_place_is_removed_then_the_broker_ends_and_the_next_program_has
 }
 
 #[test]
+fn start_when_the_broker_hangs_then_named_with_what_ends_it_and_that_does() {
+    let Some(node) = node("start-hung") else { return };
+    done(program(&node, &["objects"]));
+    signal(node.only("broker"), "STOP");
+    let (code, stderr) = end(&ended(program(&node, &["get", "a", "--timeout", "3s"])));
+    assert!(code == Some(6) && stderr.contains("`fdbroker stop` ends it"), "{code:?} {stderr}");
+    let said = String::from_utf8(done(program(&node, &["stop"])).stdout).expect("UTF-8");
+    assert!(said.contains("its clients lost"), "{said}");
+    node.wait_until_empty();
+}
+
+#[test]
 fn start_when_the_broker_is_killed_then_its_keeper_starts_another() {
     let Some(node) = node("start-broker-killed") else { return };
     done(program(&node, &["objects"]));

@@ -28,7 +28,7 @@ pub fn run(
     more: Vec<Variable>,
 ) -> Result<u8> {
     let job = Job::find(job)?;
-    let (room, members) = Joiner { job: &job, max_fds }.join()?;
+    let (room, members) = Joiner { job: &job, max_fds, on_silent: |_| {} }.join()?;
     keep_across_exec(members)?;
     // Both are always set: an inherited path may belong to another node, or to a broker that ended
     // long ago.
