@@ -306,6 +306,10 @@ pub const MAX_ABORTS_UNDERWAY: usize = 64;
 /// a node.
 pub const ARENA_WARM_BYTES: usize = 4 << 20;
 
+/// Allocations that were retired and are drained of which a client still says so: who was told that
+/// others have one asks again, soon, and of few at a time.
+pub const RETIRED_KEPT: usize = 4096;
+
 /// Free fds below which a call of the CUDA driver that the system refused is taken to have failed
 /// for want of fds: an export makes one, an import has a few open for a moment.
 pub const CUDA_CALL_FDS: usize = 8;

@@ -135,7 +135,8 @@ static void producers(unsigned ms, int round) {
   each("fdbroker_register_many", ms, codes, 2);
   close(fds[0]);
   close(fds[1]);
-  SAID(fdbroker_host_alloc, context, FDBROKER_HOST_ISOLATED, PAGE, ms, &memory, &handles[0]);
+  if (SAID(fdbroker_host_alloc, context, FDBROKER_HOST_ISOLATED, PAGE, ms, &memory, &handles[0]) == FDBROKER_OK)
+    SAID(fdbroker_retire, context, &handles[0], ms);
   SAID(fdbroker_host_alloc, context, FDBROKER_HOST_ARENA, PAGE, ms, &memory, &handles[0]);
   SAID(fdbroker_get_handle, context, mine.arena[round], 0, ms, &handles[0]);
   SAID(fdbroker_resolve, context, fdbroker_handle_virtual_fd(&mine.virtual_one), ms, &handles[0]);

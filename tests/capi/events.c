@@ -208,6 +208,27 @@ static void an_end_is_told_to_the_holder_and_then_to_the_owner(void) {
   OK(fdbroker_close(context));
 }
 
+static void a_retire_waits_for_the_last_holder_and_the_memory_stays(void) {
+  fdbroker_t *context = open_at(&broker), *consumer = open_at(&broker);
+  struct heard holder = {0};
+  OK(fdbroker_set_notice_callback(consumer, hear, &holder));
+  void *memory;
+  fdbroker_handle_t handle;
+  fdbroker_import_t import, again;
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handle));
+  OK(fdbroker_import(consumer, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  CODE(FDBROKER_TIMED_OUT, fdbroker_retire(context, &handle, 20));
+  CHECK(strstr(fdbroker_last_error(), "fdbroker holders"));
+  EVENTUALLY(holder.revoked == 1);
+  CODE(FDBROKER_STALE, fdbroker_import(consumer, &handle, FDBROKER_IMPORT_READ, SOON, &again));
+  OK(fdbroker_import_release(consumer, &import));
+  OK(fdbroker_retire(context, &handle, SOON));
+  memset(memory, 1, PAGE);
+  OK(fdbroker_host_free(context, memory));
+  OK(fdbroker_close(consumer));
+  OK(fdbroker_close(context));
+}
+
 struct setter {
   fdbroker_t *context;
   struct heard *heard;
@@ -326,6 +347,7 @@ int main(void) {
   RUN(in_dispatch_mode_a_call_that_waits_serves_its_own_recalls);
   RUN(without_a_callback_or_with_a_bad_fd_the_owner_is_silent_and_lives);
   RUN(an_end_is_told_to_the_holder_and_then_to_the_owner);
+  RUN(a_retire_waits_for_the_last_holder_and_the_memory_stays);
   RUN(changing_a_callback_waits_for_the_one_that_runs);
   RUN(callbacks_changed_all_the_time_then_no_recall_is_lost);
   RUN(with_a_recall_thread_notices_wait_for_dispatch_and_recalls_do_not);

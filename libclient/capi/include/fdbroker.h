@@ -436,6 +436,18 @@ fdbroker_code_t fdbroker_unregister_drained(fdbroker_t *broker, const fdbroker_h
 fdbroker_code_t fdbroker_unregister_within(fdbroker_t *broker, const fdbroker_handle_t *handle,
     uint32_t deadline_ms, int32_t *drained);
 
+/* Ends an allocation of this context, memory of fdbroker_host_alloc() and fdbroker_gpu_alloc(),
+ * too, and waits until nobody has it any more: it is granted no more, and holders are told
+ * (FDBROKER_NOTICE_REVOKED) and let go of what they do not use. The memory stays this context's:
+ * from FDBROKER_OK on it may be used anew, though not be shared again, and is freed as before.
+ * After FDBROKER_TIMED_OUT it can be called again, to wait for longer.
+ *
+ * Errors: FDBROKER_TIMED_OUT (others have it still; fdbroker_last_error() says how to see who),
+ * FDBROKER_STALE (it had ended before, or with its broker, and nobody knows who has it),
+ * FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's), FDBROKER_NOT_SUPPORTED (inside a
+ * callback), FDBROKER_NOT_CONNECTED (nothing was ended), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_retire(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t deadline_ms);
+
 /* Finds the handle of the allocation that pointer points into, with the offset inside it: host
  * memory, GPU memory, or an allocation registered with a base. It looks in this process's tables
  * and sends nothing, with one exception: a buffer of an arena or of fdbroker_gpu_alloc() that is

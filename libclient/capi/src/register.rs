@@ -384,6 +384,29 @@ pub unsafe extern "C" fn fdbroker_unregister_within(
     })
 }
 
+/// Ends an allocation of this context, memory of fdbroker_host_alloc() and fdbroker_gpu_alloc(),
+/// too, and waits until nobody has it any more: it is granted no more, and holders are told
+/// (FDBROKER_NOTICE_REVOKED) and let go of what they do not use. The memory stays this context's:
+/// from FDBROKER_OK on it may be used anew, though not be shared again, and is freed as before.
+/// After FDBROKER_TIMED_OUT it can be called again, to wait for longer.
+///
+/// Errors: FDBROKER_TIMED_OUT (others have it still; fdbroker_last_error() says how to see who),
+/// FDBROKER_STALE (it had ended before, or with its broker, and nobody knows who has it),
+/// FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's), FDBROKER_NOT_SUPPORTED (inside a
+/// callback), FDBROKER_NOT_CONNECTED (nothing was ended), FDBROKER_INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_retire(
+    broker: *mut fdbroker_t,
+    handle: *const fdbroker_handle_t,
+    deadline_ms: u32,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, handle) = unsafe { (context(broker, "retire")?, one(handle)?) };
+        Ok(context.client.retire(handle, Deadline::from_ms(deadline_ms))?)
+    })
+}
+
 /// How long an unregister without a deadline waits, in ms.
 const UNREGISTER_MS: u32 = 10_000;
 

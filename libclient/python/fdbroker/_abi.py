@@ -102,6 +102,7 @@ _FUNCTIONS = [
     ("fdbroker_host_free", c_int32, [_CONTEXT, c_void_p]),
     ("fdbroker_get_handle", c_int32, [_CONTEXT, c_void_p, c_uint32, _DEADLINE, POINTER(Handle)]),
     ("fdbroker_unregister_within", c_int32, [_CONTEXT, POINTER(Handle), _DEADLINE, POINTER(c_int32)]),
+    ("fdbroker_retire", c_int32, [_CONTEXT, POINTER(Handle), _DEADLINE]),
     ("fdbroker_import", c_int32, [_CONTEXT, POINTER(Handle), c_uint32, _DEADLINE, POINTER(Import)]),
     ("fdbroker_import_is_current", c_int32, [_CONTEXT, POINTER(Import)]),
     ("fdbroker_import_is_final", c_int32, [_CONTEXT, POINTER(Import)]),

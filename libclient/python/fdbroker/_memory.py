@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Type, Ty
 
 from . import _abi, _dlpack
 from ._context import Context, ms
-from ._errors import Closed, Error, NotConnected, Stale, check
-from ._handle import Handle, from_c
+from ._errors import Closed, Error, NotConnected, Stale, TimedOut, check
+from ._handle import Handle, from_c, to_c
+from ._holders import holders
 from ._notices import News
 from ._types import DType, Shape, count_of, dtype_of, numpy_dtype, shape_of
 from ._waits import wait
@@ -301,6 +302,8 @@ class Buffer(Memory):
     """Memory of this process: :meth:`Broker.empty <fdbroker.Broker.empty>`. It ends when it is closed and all views are gone;
     who has it open keeps it."""
 
+    _retired: Optional[Handle] = None
+
     @property
     def handle(self) -> Handle:
         """64 bytes that any process of this user on this node can open."""
@@ -322,12 +325,33 @@ class Buffer(Memory):
         Errors: as :meth:`Broker.empty <fdbroker.Broker.empty>`.
         """
         self._live()
+        if self._retired:
+            raise Stale("STALE: this memory was retired, and is not shared any more; make another")
         if not 0 <= offset < max(self.nbytes, 1):
             raise ValueError(f"offset {offset} is not inside {self.nbytes:,} bytes")
         handle, device = _abi.Handle(), 0 if self._device is None else self._device[1]
         place = self._pointer + offset
         check(wait(_abi.lib.fdbroker_get_handle, self._context.pointer, place, device, ms(timeout), ctypes.byref(handle)))
         return from_c(handle)
+
+    def retire(self, timeout: Optional[float] = 5.0) -> None:
+        """Takes it back from all others: nobody is granted it any more, and who has it open is told (:meth:`on_end`) and lets go of it where
+        it is not used. Returns when nobody has it: then its bytes may change. It stays this process's as long as it is not closed, and
+        is not shared again. timeout: seconds.
+
+        Errors: :class:`~fdbroker.TimedOut`, which says who has it still: call it again to wait for longer. :class:`~fdbroker.Stale`: it
+        ended with its broker, and nobody knows who has it. :class:`~fdbroker.NotConnected`: nothing was ended.
+        """
+        self._live()
+        # Before the call: what a signal handler ends has begun.
+        before, self._retired = self._retired, self._retired or self.handle
+        try:
+            check(wait(_abi.lib.fdbroker_retire, self._context.pointer, ctypes.byref(to_c(self._retired)), ms(timeout)))
+        except NotConnected:
+            self._retired = before
+            raise
+        except TimedOut as error:
+            raise TimedOut(f"{error}{holders(self._context, self._retired)}") from None
 
 
 class View(Memory):

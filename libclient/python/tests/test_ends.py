@@ -123,6 +123,70 @@ class Ends(BrokerCase):
         self.eventually(lambda: self.ledger("connections") == 2)
 
 
+class Retired(BrokerCase):
+    def test_buffer_when_nobody_uses_it_then_taken_back_and_not_shared_again(self):
+        for kind in ("arena", "isolated"):
+            with self.subTest(kind):
+                made = self.broker.array(b"mine", memory=kind)
+                handle = made.handle
+                # Open in the cache alone: asked to let go, it does.
+                self.other.open(handle).close()
+                made.retire(SOON_S)
+                self.assertEqual(self.ledger("mapped_leases"), 0)
+                with self.assertRaises(fdbroker.Stale):
+                    self.other.open(handle)
+                with self.assertRaises(fdbroker.Stale):
+                    made.handle
+                made.retire()
+                self.assertEqual(bytes(made.memoryview()), b"mine")
+                made.close()
+                with self.assertRaises(fdbroker.Closed):
+                    made.retire()
+
+    def test_buffer_when_a_reader_has_it_then_it_is_named_told_and_waited_for(self):
+        made, heard = self.broker.array(b"x"), []
+        reader = fdbroker.connect(self.broker.socket, name="reader")
+        self.addCleanup(reader.close)
+        opened = reader.open(made.handle)
+        opened.on_end(heard.append)
+        with self.assertRaisesRegex(fdbroker.TimedOut, rf"others have it still.* Now: reader \(pid {os.getpid()}\)$"):
+            made.retire(timeout=0.05)
+        self.eventually(lambda: heard)
+        self.assertIsInstance(heard[0], fdbroker.Stale)
+        threading.Timer(0.2, opened.close).start()
+        made.retire(SOON_S)
+        # Its place is free at once.
+        held = self.broker.stats()["host_bytes_held_back"]
+        made.close()
+        self.assertEqual((held, self.broker.stats()["host_bytes_held_back"]), (0, 0))
+
+    def test_buffer_when_a_handler_raises_then_the_wait_ends_and_goes_on_later(self):
+        class Stopped(Exception):
+            pass
+
+        def stop(*_):
+            raise Stopped
+
+        made = self.broker.array(b"x")
+        opened = self.other.open(made.handle)
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, stop))
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with self.assertRaises(Stopped):
+            made.retire(None)
+        opened.close()
+        made.retire(SOON_S)
+
+    def test_buffer_when_closed_while_a_reader_has_it_then_its_place_is_free_after_the_reader(self):
+        made = self.broker.array(b"x")
+        opened = self.other.open(made.handle)
+        with self.assertRaises(fdbroker.TimedOut):
+            made.retire(0)
+        made.close()
+        self.assertEqual(self.broker.stats()["host_bytes_held_back"], 4096)
+        opened.close()
+        self.eventually(lambda: self.broker.stats()["host_bytes_held_back"] == 0)
+
+
 class Checkpoints(BrokerCase):
     def test_connection_when_suspended_then_idle_memory_is_closed_and_opened_again_by_resume(self):
         made, gone = self.broker.array(b"stays"), self.broker.array(b"goes")

@@ -84,6 +84,25 @@ gc.collect()
 print("end")
 """)
 
+    def test_memory_when_retired_then_waited_for_and_the_owners_still(self):
+        self.run_script("""
+enter()
+with fdbroker.private_broker(max_fds=64) as broker, fdbroker.connect(broker.socket) as other:
+    made = broker.empty(8, device="cuda:0")
+    put(made.pointer, b"original")
+    opened = other.open(made.handle)
+    try:
+        made.retire(timeout=0)
+    except fdbroker.TimedOut as error:
+        assert f"pid {os.getpid()}" in str(error), error
+    opened.close()
+    made.retire(timeout=60)
+    put(made.pointer, b"replaced")
+    assert get(made.pointer, 8) == b"replaced"
+    made.close()
+print("end")
+""")
+
     def test_interfaces_when_asked_then_pointer_shape_and_type(self):
         self.run_script("""
 enter()

@@ -302,7 +302,7 @@ impl Client {
             Ending::Absent => {
                 connection.as_ref().is_some_and(|it| epoch.is_none_or(|epoch| epoch == it.epoch))
             }
-            Ending::Counted | Ending::Away | Ending::Kept => false,
+            Ending::Counted | Ending::Away | Ending::Draining | Ending::Kept => false,
         };
         let asked: Vec<Unregister> =
             endings.iter().filter(|one| is_asked(one)).map(|(of, ..)| *of).collect();
@@ -322,7 +322,7 @@ impl Client {
                 let why = "a buffer ends its registration itself; free the buffer instead";
                 Err(Error::new(ErrorCode::NotPermitted, context).because(why))
             }
-            Ending::Absent => {
+            Ending::Draining | Ending::Absent => {
                 let context = format!("unregister {}: it had ended before", one.0.id);
                 Err(Error::new(ErrorCode::Stale, context))
             }
@@ -339,6 +339,45 @@ impl Client {
         if !self.is_forked_copy() {
             let what = what.into_iter().map(Into::into);
             common.retire(what.filter(|one: &RegistrationRef| !common.is_a_buffers(one.id)));
+        }
+    }
+
+    /// Ends an allocation of this client, a buffer's too, whose memory stays here, and waits until
+    /// nobody has it any more: it is granted no more, holders are told ([`crate::Notice::Revoked`])
+    /// and let go of what they do not use. From `Ok` on its memory may be used anew. It can be
+    /// called again, to wait for longer.
+    ///
+    /// # Errors
+    /// TIMED_OUT: others have it still; the text says how to see who. STALE: it had ended before,
+    /// or with its broker, and nobody knows who has it. BAD_HANDLE: another broker's.
+    /// NOT_PERMITTED: another client's. NOT_CONNECTED: nothing was ended. NOT_SUPPORTED in a
+    /// callback.
+    pub fn retire(&self, handle: &Handle, deadline: Deadline) -> Result<(), Error> {
+        let connection = self.connection("retire", deadline)?;
+        let (holdings, id) = (&self.common().holdings, handle.id());
+        let failed = |code, why| Err(Error::new(code, format!("retire {id}")).because(why));
+        if holdings.is_another(handle) {
+            return failed(ErrorCode::BadHandle, "another broker has made this handle");
+        }
+        if let (Some(line), told) = holdings.retire(id) {
+            line.post_all(&mut told.into_iter());
+        }
+        let known = connection.patiently(deadline.at(), |until| {
+            let is_drained = holdings.wait_drained(id, until);
+            (is_drained != Some(false)).then_some(is_drained.is_some())
+        });
+        match known {
+            Some(true) => Ok(()),
+            Some(false) if self.is_current(id) => {
+                failed(ErrorCode::NotPermitted, "it is another client's")
+            }
+            Some(false) => failed(ErrorCode::Stale, "it had ended before"),
+            None => {
+                let why = format!(
+                    "others have it still, and have been asked to let go of it; `fdbroker holders {id}` says who"
+                );
+                failed(ErrorCode::TimedOut, &why)
+            }
         }
     }
 

@@ -218,9 +218,11 @@ impl Inner {
     fn free(&self, offset: usize, owner_allocation_id: u64) {
         let mut told = None;
         let end = |registration: &Registration| {
-            let ending = self.client.common().holdings.end(registration.into(), true);
-            if let Ending::Tell(link) = ending {
-                told = Some(link);
+            match self.client.common().holdings.end(registration.into(), true) {
+                Ending::Tell(link) => told = Some(link),
+                // Retired before: the broker has been told.
+                Ending::Draining => return true,
+                _ => {}
             }
             told.is_some()
         };

@@ -3,7 +3,7 @@
 
 use crate::support::*;
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
-use fdbroker_client::{Client, ErrorCode, MemoryKind, Notice, Share, backend};
+use fdbroker_client::{Client, Deadline, ErrorCode, MemoryKind, Notice, Share, backend};
 use fdbroker_protocol::Kind;
 use fdbroker_protocol::message::register_flags;
 use nix::sys::stat::fstat;
@@ -76,6 +76,108 @@ fn drop_when_leased_then_range_is_reused_only_after_drained() {
     let again = arena.alloc(1).unwrap();
     assert_eq!(again.as_ptr().addr() as u64, base);
     assert_ne!(again.owner_allocation_id(), first_id);
+}
+
+#[test]
+fn retire_when_others_have_it_then_it_waits_for_the_last_and_the_range_stays_the_buffers() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    let (owner_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
+    register(&buffer, &peer);
+    let (handle, id) = (buffer.handle().unwrap(), buffer.id().unwrap());
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.retire(&handle, Deadline::from_ms(50)));
+        let request = peer.recv_kind(Kind::Unregister);
+        assert_eq!(request.unregister(), [id]);
+        peer.unregistered(&request, false);
+        let error = call.join().unwrap().unwrap_err();
+        assert_eq!(error.code, ErrorCode::TimedOut);
+        assert!(error.to_string().contains(&format!("fdbroker holders {id}")), "{error}");
+        // A second call sends nothing, and hears of the drain.
+        let call = scope.spawn(|| client.retire(&handle, soon()));
+        thread::sleep(SILENCE);
+        peer.drained(id, owner_id, base);
+        call.join().unwrap().unwrap();
+    });
+    client.retire(&handle, soon()).unwrap();
+    assert_eq!(arena.alloc(1).unwrap_err().code, ErrorCode::NoQuota);
+    buffer.write_at(0, b"still").unwrap();
+    // Drained before: free at once.
+    drop(buffer);
+    assert_eq!((arena.free_bytes(), arena.held_back_bytes()), (PAGE, 0));
+    assert_eq!(
+        client.retire(&crate::support::handle(7), soon()).unwrap_err().code,
+        ErrorCode::Stale
+    );
+}
+
+#[test]
+fn retire_when_nobody_has_it_then_the_answer_is_enough() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    register(&buffer, &peer);
+    let handle = buffer.handle().unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.retire(&handle, soon()));
+        peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
+        call.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn retire_when_the_broker_is_lost_meanwhile_then_the_next_one_says_it_is_drained() {
+    for answer in [Ok(()), Err(ErrorCode::BadHandle)] {
+        let broker = FakeBroker::listen();
+        let (client, peer) = broker.client();
+        let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+        let buffer = arena.alloc(PAGE).unwrap();
+        let (owner_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
+        register(&buffer, &peer);
+        let handle = buffer.handle().unwrap();
+        thread::scope(|scope| {
+            let call = scope.spawn(|| client.retire(&handle, soon()));
+            peer.unregistered(&peer.recv_kind(Kind::Unregister), false);
+            drop(peer);
+            let peer = broker.accept(Terms::default());
+            let request = peer.recv();
+            assert_eq!(
+                request.redeposit()[0].item.flags & register_flags::ENDED,
+                register_flags::ENDED
+            );
+            peer.named(&request, &[answer]);
+            if answer.is_ok() {
+                peer.drained(handle.id(), owner_id, base);
+            }
+            let known = call.join().unwrap().map_err(|error| error.code);
+            assert_eq!(known, answer.map_err(|_| ErrorCode::Stale));
+        });
+        drop(buffer);
+        let orphaned = if answer.is_ok() { 0 } else { PAGE };
+        assert_eq!(arena.orphaned_bytes(), orphaned);
+    }
+}
+
+#[test]
+fn drop_when_retired_and_leased_then_range_is_reused_after_drained_and_never_orphaned() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    let (owner_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
+    register(&buffer, &peer);
+    let handle = buffer.handle().unwrap();
+    let error = client.retire(&handle, Deadline::from_ms(0)).unwrap_err();
+    assert_eq!(error.code, ErrorCode::TimedOut);
+    drop(buffer);
+    peer.unregistered(&peer.recv_kind(Kind::Unregister), false);
+    assert_eq!((arena.orphaned_bytes(), arena.held_back_bytes()), (0, PAGE));
+    peer.drained(handle.id(), owner_id, base);
+    eventually("the range's return", || arena.free_bytes() == PAGE);
+    client.retire(&handle, soon()).unwrap();
 }
 
 #[test]

@@ -24,12 +24,14 @@ pub(crate) use registrations::{Ending, LostRegistration, Named, Naming};
 use super::one_way::{Line, OneWay, OwnerKey};
 use super::wake::Wake;
 use crate::deposit::{Deposit, Registration, RegistrationRef};
+use crate::interrupt::{Condvar, now, wait_until};
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandlePrefix};
 use leases::Leases;
 use registrations::{Memory, Registrations};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 /// See the file's head.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub(crate) struct Holdings {
     wake: Wake,
     /// How often leases have got other numbers.
     numberings: AtomicU64,
+    /// What was retired may be drained.
+    drained: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +74,8 @@ impl Link {
 
 impl Holdings {
     pub fn new(wake: Wake) -> Self {
-        Holdings { state: Mutex::default(), wake, numberings: AtomicU64::new(0) }
+        let (numberings, drained) = (AtomicU64::new(0), Condvar::new());
+        Holdings { state: Mutex::default(), wake, numberings, drained }
     }
 
     /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for
@@ -209,6 +214,28 @@ impl Holdings {
     /// The broker has ended it, and nobody has a lease of it.
     pub fn forget(&self, id: AllocationId) {
         lock(&self.state).registrations.forget(id);
+        self.drained.notify_all();
+    }
+
+    /// Ends what is left of an allocation, for an owner that waits until nobody has it: what the
+    /// broker is to be told, over which connection.
+    pub fn retire(&self, id: AllocationId) -> (Option<Arc<dyn Line>>, Vec<OneWay>) {
+        let mut state = lock(&self.state);
+        let line = state.link.line();
+        let told = state.registrations.retire(id, line.as_ref());
+        (line, told)
+    }
+
+    /// Waits until what was retired is drained. `None`: nobody can say.
+    pub fn wait_drained(&self, id: AllocationId, until: Instant) -> Option<bool> {
+        let mut state = lock(&self.state);
+        loop {
+            let is_drained = state.registrations.is_drained(id);
+            if is_drained != Some(false) || now() >= until {
+                return is_drained;
+            }
+            state = wait_until(&self.drained, &self.state, state, until);
+        }
     }
 
     /// The broker has heard that it has ended.
@@ -237,6 +264,7 @@ impl Holdings {
         let mut state = lock(&self.state);
         // Lost meanwhile: they wait again, or will.
         if state.link.is_of(epoch) {
+            self.drained.notify_all();
             state.registrations.note_named(naming, answers, may_retry)
         } else {
             Default::default()

@@ -1,13 +1,14 @@
 //! The registrations of a client: what each was made with, so that it can be named again to another
 //! broker. Must never name what its owner has freed, replaced or ended.
 
-use crate::books::one_way::{Line, OwnerKey, Unregister};
+use crate::books::one_way::{Line, OneWay, OwnerKey, Unregister};
 use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
+use crate::limits::RETIRED_KEPT;
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::message::{RedepositItem, register_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Every registration of this client that has not ended, by id and by address.
@@ -18,6 +19,8 @@ pub(super) struct Registrations {
     places: Spans<AllocationId>,
     /// Those that wait to be named; some of them may have ended.
     waiting: VecDeque<AllocationId>,
+    /// Those that were retired and are drained, the latest of them.
+    drained: BTreeSet<AllocationId>,
 }
 
 #[derive(Debug)]
@@ -35,6 +38,8 @@ struct Entry {
     standing: Standing,
     /// It has ended, and its owner waits for its drain.
     awaits_drain: bool,
+    /// Its owner asks whether it is drained.
+    is_retired: bool,
 }
 
 /// Whether what was registered is there still, by its owner's words. If not it stays to be
@@ -96,6 +101,8 @@ pub(crate) enum Ending {
     Counted,
     /// It was known to a broker that is gone, and is not named to the next one, or as ended.
     Away,
+    /// It had ended before, and the broker of the moment is going to say when it is drained.
+    Draining,
     /// No registration has this id.
     Absent,
     /// A buffer's, which ends it by itself.
@@ -136,7 +143,37 @@ impl Registrations {
 
     /// The broker has ended it, and nobody has a lease of it.
     pub fn forget(&mut self, id: AllocationId) {
-        self.remove(id);
+        if self.remove(id).is_some_and(|named| named.is_retired) {
+            self.drained.insert(id);
+        }
+        if self.drained.len() > RETIRED_KEPT {
+            self.drained.pop_first();
+        }
+    }
+
+    /// Ends all that is left of its count, for an owner that asks from now on whether it is
+    /// drained. What the broker is to be told.
+    pub fn retire(&mut self, id: AllocationId, line: Option<&Arc<dyn Line>>) -> Vec<OneWay> {
+        let mut told = Vec::new();
+        loop {
+            match self.end(id.into(), line.cloned(), true) {
+                Ending::Tell(_) => {
+                    told.push(OneWay::Unregister(Unregister { id, key: self.key_of(id) }));
+                }
+                Ending::Counted | Ending::Away => {}
+                Ending::Draining | Ending::Absent | Ending::Kept => break,
+            }
+        }
+        if let Some(named) = self.all.get_mut(&id) {
+            named.is_retired = true;
+        }
+        told
+    }
+
+    /// Whether one that was retired is drained. `None`: nobody can say.
+    pub fn is_drained(&self, id: AllocationId) -> Option<bool> {
+        let awaits = || self.all.get(&id).filter(|named| named.is_retired).map(|_| false);
+        self.drained.contains(&id).then_some(true).or_else(awaits)
     }
 
     /// The broker has heard that it has ended: another one need not, unless its owner waits for its
@@ -239,7 +276,7 @@ impl Registrations {
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let Registration { handle, token, epoch: birth } = *registration;
         let (deposit, memory) = (*deposit, Memory::There);
-        let (count, at_broker, awaits_drain) = (1, 1, false);
+        let (count, at_broker, awaits_drain, is_retired) = (1, 1, false, false);
         let named = Entry {
             deposit,
             handle,
@@ -250,6 +287,7 @@ impl Registrations {
             memory,
             standing,
             awaits_drain,
+            is_retired,
         };
         self.all.insert(id, named);
         self.waiting.extend((!is_known).then_some(id));
@@ -281,8 +319,12 @@ impl Registrations {
         awaits_drain: bool,
     ) -> Ending {
         let Some(named) = self.all.get_mut(&what.id) else { return Ending::Absent };
-        if what.epoch.is_some_and(|epoch| epoch != named.birth) || named.count == 0 {
+        if what.epoch.is_some_and(|epoch| epoch != named.birth) {
             return Ending::Absent;
+        }
+        if named.count == 0 {
+            let is_told = named.awaits_drain && named.standing == Standing::Known;
+            return if is_told { Ending::Draining } else { Ending::Absent };
         }
         named.count -= 1;
         if named.count >= named.at_broker {
@@ -324,7 +366,7 @@ impl Registrations {
             let key = named.key();
             match answer {
                 Ok(true) => {
-                    self.remove(id);
+                    self.forget(id);
                     came.drained.push(key);
                 }
                 Ok(false) if named.is_named_as_ended() => {
