@@ -143,9 +143,15 @@ for _code, _class in BY_CODE.items():
     _class.code = _code
 
 
+#: Words of the wire and of C, and those of this package.
+_WORDS = {"with REPLACE": "with replace=True", "with a deadline": "with a timeout"}
+
+
 def _in_python(text: str) -> str:
-    """The library's text, with the words of this package where it names those of the wire or of C."""
-    return re.sub(r"\(Python: ([^;)]*);[^)]*\)", r"(\1)", text.replace("with REPLACE", "with replace=True"))
+    """The library's text, with the words of this package."""
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return re.sub(r"\(Python: ([^;)]*);[^)]*\)", r"(\1)", text)
 
 
 def check(code: int) -> None:

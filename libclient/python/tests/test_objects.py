@@ -107,6 +107,8 @@ class Objects(BrokerCase):
         self.broker.put("name", b"")
         with self.assertRaisesRegex(fdbroker.Exists, "replace=True"):
             self.broker.put("name", b"")
+        with self.assertRaisesRegex(fdbroker.NotFound, "with a timeout"):
+            self.broker.get("nobody's", timeout=0)
 
     def test_names_when_listed_then_in_their_order(self):
         self.broker.put_many({f"list/{number:03}": b"x" * number for number in range(300)}, timeout=60)
