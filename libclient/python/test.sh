@@ -6,18 +6,20 @@ here=$(dirname "$(readlink -f "$0")")
 set -uo pipefail
 root=$(readlink -f "$here/../..")
 
-wheel=''
+wheel='' only=''
+if [ "${1-}" = frameworks ]; then only=frameworks; shift; fi
 case ${1-} in
   '') ;;
   --wheel) wheel=$(readlink -f "$2") ;;
   -h | --help)
     cat << 'HELP'
-usage: libclient/python/test.sh [--wheel FILE]
+usage: libclient/python/test.sh [frameworks] [--wheel FILE]
 
 Builds a wheel of the programs that the tests use (tests/programs.py), or takes FILE. auditwheel, which pip fetches, confirms its
 platform tag. Then pip installs it, without a network, in virtual environments of its own:
   bare        nothing else there: memory, threads, fork, asyncio, leaks, the stand-in for CUDA
   numpy       with the system's numpy and mpi4py: these tests again, the examples and every snippet of docs/python.md
+With `frameworks`, by hand: beside transformers, which pip fetches, over the system's PyTorch; nothing else.
 PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it (default: python3.9, the oldest that
 the package is for, where it is installed), AUDITWHEEL an auditwheel that is there. No GPU is needed. free_threaded.sh runs this with a
 Python that has no GIL.
@@ -47,13 +49,18 @@ if [ -z "$wheel" ]; then
     fail "the wheel is built"; echo "$passed passed, $failed failed"; exit 1
   fi
 fi
+system=/usr/bin/python3
+if [ -n "$only" ]; then
+  . "$here/frameworks/run.sh"
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]; exit
+fi
 # With debug checks it is larger than what is released, and small enough all the same.
 is_small() { [ "$(stat -c %s "$wheel")" -lt 15728640 ]; }
 check "the wheel has less than 15 MiB" is_small
 
 # One version, so that a new one cannot fail this test.
 auditwheel=auditwheel==6.8.2
-system=/usr/bin/python3
 fetch_auditwheel() { "$system" -m venv "$work/audit" && "$work/audit/bin/python" -m pip install --quiet "$auditwheel"; }
 if [ -z "${AUDITWHEEL-}" ] && fetch_auditwheel > "$work/log" 2>&1; then AUDITWHEEL=$work/audit/bin/auditwheel; fi
 if [ -n "${AUDITWHEEL-}" ]; then

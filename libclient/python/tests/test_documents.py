@@ -65,6 +65,8 @@ EXAMPLES = {
 OF_HOST = {"follow": "a server followed 5 versions of 2 models"}
 #: Those of the host that need PyTorch.
 OF_TORCH = {"load_weights": "4 processes loaded two versions"}
+#: Those that `test.sh frameworks` runs, by hand.
+OF_FRAMEWORKS = {"transformers_server"}
 
 
 class ExampleCase(unittest.TestCase):
@@ -101,7 +103,7 @@ class Examples(ExampleCase):
     def test_examples_when_listed_then_each_is_run_and_named_in_the_page(self):
         folder = os.path.join(ROOT, "libclient/python/examples")
         found = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")}
-        self.assertEqual(found, {*EXAMPLES, *OF_HOST, *OF_TORCH, "alltoall"})
+        self.assertEqual(found, {*EXAMPLES, *OF_HOST, *OF_TORCH, *OF_FRAMEWORKS, "alltoall"})
         with open(os.path.join(ROOT, "docs/python.md")) as page:
             text = page.read()
         for name in found:
