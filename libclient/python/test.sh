@@ -19,7 +19,8 @@ Builds a wheel of the programs that the tests use (tests/programs.py), or takes 
 platform tag. Then pip installs it, without a network, in virtual environments of its own:
   bare        nothing else there: memory, threads, fork, asyncio, leaks, the stand-in for CUDA
   numpy       with the system's numpy and mpi4py: these tests again, the examples and every snippet of docs/python.md
-With `frameworks`, by hand: beside transformers, which pip fetches, over the system's PyTorch; nothing else.
+With `frameworks`, by hand: beside transformers and Ray, which pip fetches, over the system's PyTorch, and vLLM of the Python that VLLM_PYTHON
+names, on the CPU; nothing else.
 PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it (default: python3.9, the oldest that
 the package is for, where it is installed), AUDITWHEEL an auditwheel that is there. No GPU is needed. free_threaded.sh runs this with a
 Python that has no GIL.

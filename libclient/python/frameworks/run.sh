@@ -17,7 +17,8 @@ ran() {
     fail "$1"; sed 's/^/      /' "$work/out" | tail -n 40
   fi
 }
-export HF_HUB_OFFLINE=1
+# Ray leaves its sessions behind, and asks its makers for news.
+export RAY_TMPDIR=$work RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled HF_HUB_OFFLINE=1
 
 if "$system" -c 'import torch, venv, ensurepip' 2> /dev/null; then
   if fetch transformers transformers==4.44.2; then
@@ -25,6 +26,18 @@ if "$system" -c 'import torch, venv, ensurepip' 2> /dev/null; then
   else
     not_run transformers "pip cannot fetch it: $(tail -n 1 "$work/log")"
   fi
+  if fetch ray ray==2.60.0; then
+    ran Ray "$work/ray/bin/python" "$here/frameworks/ray_tensors.py"
+  else
+    not_run Ray "pip cannot fetch it: $(tail -n 1 "$work/log")"
+  fi
 else
-  not_run transformers "$system has no PyTorch; run: sudo tests/install.sh"
+  not_run "transformers and Ray" "$system has no PyTorch; run: sudo tests/install.sh"
+fi
+# It wants a PyTorch of its own, of 5 GB.
+if [ -n "${VLLM_PYTHON-}" ]; then
+  "$VLLM_PYTHON" -m pip install --quiet --no-deps --target "$work/vllm" "$wheel" &&
+    PYTHONPATH=$work/vllm ran vLLM "$VLLM_PYTHON" "$here/frameworks/vllm_weights.py"
+else
+  not_run vLLM "VLLM_PYTHON names no Python that has it (0.33)"
 fi
