@@ -1,7 +1,8 @@
 #!/bin/bash
 # For Epilog= of slurm.conf(5): revokes what the job has left at this node's broker, and logs it with the processes that still
 # have duplicates. A job leaves allocations of processes that run on, and allocations registered with `keep`, which outlive
-# their process. All others ended with their processes. Must never fail: a status other than 0 would take the node out of service.
+# their process. All others ended with their processes. Named objects with keep or pin outlive the job: they are listed, and ended only
+# with `end_with_job = true` in the broker's configuration. Must never fail: a status other than 0 would take the node out of service.
 set -u
 PATH=${PATH:-/usr/bin:/bin}:/usr/local/bin
 # A broker that hangs must not keep the node from its next job.

@@ -233,6 +233,13 @@ pub const PENDING_REPLIES_BESIDE_PARKED: usize = 2;
 /// Limits of 1e9 exist.
 pub const MAX_TABLE_FDS: u64 = 1 << 20;
 
+/// Bits of a cursor in the list of all objects that say which member of a group; the others say
+/// which group.
+pub const MEMBER_BITS: u32 = 8;
+const _: () = assert!(fdbroker_protocol::limits::MAX_GROUP <= 1 << MEMBER_BITS);
+/// The broker holds an fd of each group.
+const _: () = assert!(MAX_TABLE_FDS < 1 << (32 - MEMBER_BITS));
+
 /// Smallest share of the table that must be left for the core to plan with, else the daemon refuses
 /// to start: its reserve for one inbound message (253) and a handful of clients and allocations.
 pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
@@ -278,6 +285,9 @@ pub fn turned_away(table_fds: u64) -> u64 {
 /// Slots looked at for one administrator's answer: those that are free, or that the filter leaves
 /// out, take time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
+
+/// One group of objects is looked at in place of so many slots: it may have 253 of them.
+pub const OBJECT_GROUPS_SHARE: u32 = 64;
 
 /// The same for a user that looks: some 50 us, because anybody may ask without a pause, and each
 /// grant then waits for one answer.

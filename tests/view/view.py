@@ -155,7 +155,7 @@ USER_MONITOR = (MONITOR, [MONITOR, MONITORS])
 
 def outputs(node, who, own):
     """All that the command shows a user: arguments and text."""
-    lists = [["ls"], ["clients"], ["holders"], ["jobs"], ["objects"]]
+    lists = [["ls"], ["clients"], ["holders"], ["jobs"], ["objects"], ["objects", "--all"]]
     every = [command + more for command in lists for more in ([], ["--json"])]
     for command in ([["status"], ["limits"], ["audit"], ["audit", "--verbose"]]):
         every += [command, command + ["--json"]]
@@ -238,8 +238,17 @@ def see(node):
         check("%s sees the allocations of both" % name, {ONE, OTHER} <= uids and seen["scope"] == "node", seen)
         check("%s sees the clients of both" % name, {ONE, OTHER} <= {it["uid"] for it in node.json(who, "clients")["clients"]})
         check("%s sees the leases of both" % name, {ONE, OTHER} <= {it["uid"] for it in node.json(who, "holders")["holders"]})
+        seen = node.json(who, "objects", "--all")
+        found = [(it["user"], it["uid"], it["size_bytes"]) for it in seen["objects"] if it["name"] == "secret/name"]
+        check("%s sees the objects of another user, and whose they are" % name,
+              found == [(pwd.getpwuid(ONE).pw_name, ONE, 7919)] and seen["scope"] == "node", seen)
+        check("%s sees which allocation has them" % name, "secret/name" in [it["object"] for it in node.json(who, "ls")["allocations"]])
+        jobs = [it["objects"] for it in node.json(who, "jobs")["jobs"] if it["uid"] == ONE]
+        check("%s sees how many a job has made" % name, sum(jobs) == (1 if jobs else 0), jobs)
         check("%s sees the totals" % name, node.json(who, "status")["allocations"]["now"] >= 4)
         check("%s has the metrics" % name, node.run(who, "metrics")[0] == 0)
+    seen = node.json(USER_ONE, "objects", "--all")
+    check("a user sees their own objects of all jobs", [it["name"] for it in seen["objects"]] == ["secret/name"] and seen["scope"] == "own", seen)
     status, _, errors = node.run(USER_OTHER, "metrics")
     check("metrics are of the node, and not for a user", status == 4 and "monitor_group" in errors, status, errors)
     return one, other, handles, own

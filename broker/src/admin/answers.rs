@@ -5,8 +5,10 @@ use crate::admin::page::write_page;
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
-use crate::limits::{ADMIN_SLOTS_SCANNED, VIEWER_SLOTS_SCANNED};
-use fdbroker_core::{Account, AllocationView, CapsOfScopes, ClientView, Domain, Job, LeaseView};
+use crate::limits::{ADMIN_SLOTS_SCANNED, MEMBER_BITS, OBJECT_GROUPS_SHARE, VIEWER_SLOTS_SCANNED};
+use fdbroker_core::{
+    Account, AllocationView, CapsOfScopes, ClientView, Domain, Job, LeaseView, ObjectView,
+};
 use fdbroker_protocol::admin::{Limits, LimitsReply, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
@@ -57,6 +59,22 @@ impl View<'_> {
                 let all = self.clients(cursor);
                 write_page(writer, Kind::AdminClientsReply, id, all, None, record)
             }
+            Kind::AdminObjects => {
+                let most = scanned / OBJECT_GROUPS_SHARE;
+                let (group, from) = (cursor >> MEMBER_BITS, cursor & ((1 << MEMBER_BITS) - 1));
+                let end = group.saturating_add(most);
+                let next = (end < self.group_slots()).then_some(end << MEMBER_BITS);
+                let all = self
+                    .objects(group..end, from as u16)
+                    .map(|((group, member), it)| (group << MEMBER_BITS | u32::from(member), it));
+                let record = |it: ObjectView<'_>| {
+                    let allocation = Some((it.allocation.slot, it.allocation.generation));
+                    let (pid, uid, job) = (it.group.creator_pid, it.domain.uid, it.job);
+                    let is_it = chosen.has(Traits { allocation, pid, uid, job });
+                    is_it.then(|| self.object_record(&it))
+                };
+                write_page(writer, Kind::AdminObjectsReply, id, all, next, record)
+            }
             Kind::AdminTombstones => {
                 let record = |it: &Tombstone| {
                     let allocation = Some((it.id().slot, it.id().generation));
@@ -71,7 +89,7 @@ impl View<'_> {
                 let caps = self.caps().job;
                 let record = |(it, account): (&Job, &Account)| {
                     let (domain, key) = it.key;
-                    let (job, of) = (Some((key, it.name)), (it.orphans, account));
+                    let (job, of) = (Some((key, it.name)), (it.orphans, it.objects, account));
                     self.account_record(chosen, job, domain, of, &caps)
                 };
                 write_page(writer, Kind::AdminJobsReply, id, self.jobs(cursor), None, record)
@@ -79,7 +97,7 @@ impl View<'_> {
             Kind::AdminDomains => {
                 let caps = self.caps().domain;
                 let record = |(it, account): (&Domain, &Account)| {
-                    self.account_record(chosen, None, it.key, (0, account), &caps)
+                    self.account_record(chosen, None, it.key, (0, 0, account), &caps)
                 };
                 let all = self.domains(cursor);
                 write_page(writer, Kind::AdminDomainsReply, id, all, None, record)

@@ -3,7 +3,7 @@
 
 use crate::limits::ADMIN_RECORDS_PER_PAGE;
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, Page, TombstoneRecord,
+    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, OwnedObject, Page, TombstoneRecord,
 };
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::message::Header;
@@ -17,7 +17,8 @@ const fn records_per_page<R>() -> usize {
 }
 
 /// As many as fit: each page costs the administrator a round trip.
-const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
+const _: () = assert!(records_per_page::<AllocationRecord>() >= 64);
+const _: () = assert!(records_per_page::<OwnedObject>() >= 64);
 const _: () = assert!(records_per_page::<ClientRecord>() >= 104);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
 const _: () = assert!(records_per_page::<TombstoneRecord>() >= 128);

@@ -5,12 +5,14 @@ use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
+use crate::messages::objects::object_record;
 use fdbroker_core::{
-    Account, AllocationView, Caps, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView, Now,
+    Account, AllocationView, Caps, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView,
+    Now, ObjectView,
 };
 use fdbroker_protocol::admin::{
     AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus,
-    OTHER_OWNER, TombstoneRecord, Use,
+    OTHER_OWNER, ObjectLabel, OwnedObject, TombstoneRecord, Use,
 };
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{ByResource, Scope};
@@ -90,6 +92,7 @@ impl View<'_> {
             former_inodes: files.former.map(|former| former.inode.into()),
             age_ms: self.ms_since(record.registered.begin()).into(),
             unused_ms: self.ms_since(record.stamp.last_use().begin()).into(),
+            object: ObjectLabel::new(view.object.unwrap_or_default()),
         }
     }
 
@@ -131,6 +134,18 @@ impl View<'_> {
         }
     }
 
+    pub(crate) fn object_record(&self, view: &ObjectView<'_>) -> OwnedObject {
+        let name = &view.record.name;
+        OwnedObject {
+            object: object_record(name, view, self.now(), self.ends_with_broker()),
+            uid: view.domain.uid.into(),
+            listener: self.listener(view.domain),
+            job: view.job.map_or(0, |job| job.0).into(),
+            job_name: self.job_name(view.domain, view.job).bytes(),
+            name: ObjectLabel::new(name),
+        }
+    }
+
     fn ms_since(&self, then: Now) -> u64 {
         self.now().0.saturating_sub(then.0) / 1000
     }
@@ -154,13 +169,13 @@ impl View<'_> {
     }
 
     /// What a job, or a domain, is charged for, if it is chosen. `orphans`: kept allocations that
-    /// the clients of a job have left.
+    /// the clients of a job have left; `objects`: names of objects that these have made.
     pub(crate) fn account_record(
         &self,
         chosen: Chosen,
         job: Option<(JobKey, JobName)>,
         domain: DomainKey,
-        (orphans, account): (u32, &Account),
+        (orphans, objects, account): (u32, u32, &Account),
         caps: &Caps,
     ) -> Option<AccountRecord> {
         let of = job.map(|(key, _)| key);
@@ -171,7 +186,7 @@ impl View<'_> {
             uid: domain.uid.into(),
             listener: self.listener(domain),
             left_allocations: orphans.into(),
-            reserved: 0.into(),
+            objects: objects.into(),
             uses: ByResource::from_fn(|resource| {
                 Use::new(account.now(resource), account.peak(resource), caps[resource])
             }),

@@ -74,6 +74,7 @@ pub(crate) fn need(kind: Kind) -> Need {
         | Kind::AdminClients
         | Kind::AdminJobs
         | Kind::AdminDomains
+        | Kind::AdminObjects
         | Kind::AdminTombstones
         | Kind::AdminWatch => Need::Sight,
         // Caps are what the administrator has set, and every refusal names one.

@@ -16,7 +16,7 @@ use crate::past::Past;
 use crate::settings::ListenerSettings;
 use fdbroker_core::{
     Account, AllocationView, CapsOfScopes, ClientId, ClientView, Core, Domain, DomainKey, Job,
-    JobKey, JobName, LeaseView, Now, Totals,
+    JobKey, JobName, LeaseView, Now, ObjectView, Totals,
 };
 use fdbroker_protocol::ByGauge;
 use fdbroker_protocol::limits::{CONFIG_PATH_BYTES, NAME_BYTES};
@@ -49,6 +49,8 @@ pub(crate) struct Whole<'a> {
     /// The configuration file is not what is served with.
     pub is_config_refused: bool,
     pub incarnation: u64,
+    /// No service manager stores what is kept.
+    pub ends_with_broker: bool,
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.
     pub started: Now,
@@ -217,6 +219,25 @@ impl<'a> View<'a> {
     ) -> impl Iterator<Item = (u32, Option<(&'a Domain, &'a Account)>)> + use<'a> {
         let (all, sight) = (self.whole.core.domains(cursor), self.sight);
         all.map(move |(number, it, account)| (number, sight.has(it.key).then_some((it, account))))
+    }
+
+    pub fn group_slots(&self) -> u32 {
+        self.whole.core.group_slots()
+    }
+
+    /// Objects of the groups in these slots; see [`Core::objects`].
+    pub fn objects(
+        &self,
+        groups: Range<u32>,
+        from: u16,
+    ) -> impl Iterator<Item = ((u32, u16), Option<ObjectView<'a>>)> + use<'a> {
+        let (all, sight) = (self.whole.core.objects(groups, from), self.sight);
+        all.map(move |(at, it)| (at, Some(it).filter(|it| sight.has(it.domain))))
+    }
+
+    /// Whether what is kept ends with this broker.
+    pub fn ends_with_broker(&self) -> bool {
+        self.whole.ends_with_broker
     }
 
     /// How far tombstones go.

@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 /// First eight bytes.
 const MAGIC: [u8; 8] = *b"FDBSTATE";
 /// Of the header and of [`State`] with all that it contains. Another one is refused.
-pub(crate) const FORMAT: u32 = 16;
+pub(crate) const FORMAT: u32 = 17;
 /// Magic, format, 4 bytes reserved, length, checksum.
 const HEADER_BYTES: usize = 32;
 /// Longest state that is read: 1e6 allocations take some 200 MiB. More is damage, not a state.

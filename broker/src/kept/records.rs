@@ -152,6 +152,7 @@ pub struct SavedGroup<'a> {
     /// The number of its fd in the carriers.
     pub parcel: u64,
     place: Place,
+    job: Option<(JobKey, JobName)>,
     creator_pid: u32,
     keep_us: Option<u64>,
     pin: bool,
@@ -184,6 +185,7 @@ impl<'a> SavedGroup<'a> {
             version: kept.version,
             parcel,
             place: Place::new(kept.id, kept.domain),
+            job: kept.job,
             creator_pid: kept.creator_pid,
             keep_us: kept.keep_us,
             pin: kept.pin,
@@ -204,6 +206,7 @@ impl<'a> SavedGroup<'a> {
             version: self.version,
             id: self.place.id(),
             domain: self.place.domain(),
+            job: self.job,
             creator_pid: self.creator_pid,
             keep_us: self.keep_us,
             pin: self.pin,
@@ -412,6 +415,7 @@ mod tests {
             version,
             parcel: version + 100,
             place: Place::new(AllocationId { slot: 7, generation: u32::MAX }, DOMAIN),
+            job: None,
             creator_pid: 99,
             keep_us: Some(u64::MAX),
             pin: false,
@@ -451,7 +455,8 @@ mod tests {
 
     #[test]
     fn group_when_written_and_read_then_the_same() {
-        let saved = group(3, &["a", "b/c"]);
+        let job = Some((JobKey(6), JobName::new("job")));
+        let saved = SavedGroup { job, ..group(3, &["a", "b/c"]) };
         let kept = saved.to_kept().unwrap();
         assert_eq!(SavedGroup::of(&kept, saved.parcel), saved);
         let bytes = encode(&Record::Group(saved.clone()));
@@ -509,7 +514,7 @@ mod tests {
     #[test]
     fn encode_when_a_group_is_written_then_the_bytes_of_this_magic() {
         let bytes = [
-            &[0, 3, 103, 7, 255, 255, 255, 255, 15, 1, 232, 7, 99, 1][..],
+            &[0, 3, 103, 7, 255, 255, 255, 255, 15, 1, 232, 7, 0, 99, 1][..],
             &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 1],
             &[128, 128, 128, 128, 128, 32, 3, 3],
             &[7; 16],

@@ -22,6 +22,7 @@ use fdbroker_protocol::object::{
     ObjectState, ObjectTouchHead, object_flags, record_flags,
 };
 use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Status, Writer};
+use zerocopy::FromZeros;
 
 /// Whether a message is about named objects.
 pub fn is_about_objects(kind: Kind) -> bool {
@@ -331,25 +332,37 @@ impl<'a> Page<'a> {
                 Some(view) if self.with_metadata => &*view.record.metadata,
                 _ => &[],
             };
-            let mut record = record(name, view.as_ref(), metadata, now);
-            if self.ends_with_broker && record.flags & record_flags::KEPT != 0 {
-                record.flags |= record_flags::ENDS_WITH_BROKER;
-            }
-            writer.push(&record).push(*name).push(metadata);
+            let ends = self.ends_with_broker;
+            let unknown = || ObjectRecord { name_len: length(name), ..ObjectRecord::new_zeroed() };
+            let record = view.map_or_else(unknown, |view| object_record(name, &view, now, ends));
+            let metadata_here = length_of_metadata(metadata).into();
+            writer.push(&ObjectRecord { metadata_here, ..record }).push(*name).push(metadata);
         }
         writer.finish(self.records.len(), 0)
     }
 }
 
-fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now) -> ObjectRecord {
-    let name_len = u8::try_from(name.len()).expect("at most 255");
-    let Some(view) = view else {
-        return ObjectRecord { name_len, ..zerocopy::FromZeros::new_zeroed() };
-    };
+fn length(name: &[u8]) -> u8 {
+    u8::try_from(name.len()).expect("at most 255")
+}
+
+fn length_of_metadata(metadata: &[u8]) -> u16 {
+    u16::try_from(metadata.len()).expect("at most 4096")
+}
+
+/// What is known of an object, without its metadata; `ends_with_broker` as for [`write_created`].
+pub(crate) fn object_record(
+    name: &[u8],
+    view: &ObjectView<'_>,
+    now: Now,
+    ends_with_broker: bool,
+) -> ObjectRecord {
     let ObjectView { record, group, of, .. } = view;
     let kind = of.traits.kind();
     let flags = [
         (view.is_kept, record_flags::KEPT),
+        (view.is_kept && ends_with_broker, record_flags::ENDS_WITH_BROKER),
+        (view.is_of_job(), record_flags::OF_JOB),
         (group.pin, record_flags::PINNED),
         (group.evictable, record_flags::EVICTABLE),
         (kind != MemoryKind::Memfd, record_flags::COOPERATIVE),
@@ -357,7 +370,6 @@ fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now)
     ];
     let flags = flags.iter().filter(|(has, _)| *has).fold(0, |all, (_, flag)| all | flag);
     let left_us = view.until.map_or(u64::MAX, |until| until.0.saturating_sub(now.0));
-    let bytes = |bytes: &[u8]| u16::try_from(bytes.len()).expect("at most 4096");
     ObjectRecord {
         version: group.version().into(),
         offset: record.offset.into(),
@@ -371,12 +383,12 @@ fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now)
         group_names: group.names.into(),
         leases: u32::try_from(of.leases.len()).unwrap_or(u32::MAX).into(),
         creator_pid: group.creator_pid.into(),
-        metadata_len: bytes(&record.metadata).into(),
-        metadata_here: bytes(metadata).into(),
+        metadata_len: length_of_metadata(&record.metadata).into(),
+        metadata_here: 0.into(),
         state: view.state as u8,
         flags,
         kind: kind as u8,
-        name_len,
+        name_len: length(name),
         reserved: [0.into(); 3],
     }
 }

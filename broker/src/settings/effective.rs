@@ -63,6 +63,8 @@ pub struct Settings {
     pub monitor_gid: Option<u32>,
     /// The cgroup in which the kubelet has those of pods; `None`: the kubelet's default.
     pub pods_cgroup: Option<String>,
+    /// `revoke --job` ends named objects that outlive their job, too.
+    pub end_with_job: bool,
     /// Listeners of the file in whose place FDBROKER_SOCKET of the environment is served.
     pub dropped: Vec<PathBuf>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
@@ -119,6 +121,8 @@ impl Settings {
         core.check().map_err(|problem| {
             ConfigError::value("configuration", problem.to_string(), "correct the value named")
         })?;
+        let end_with_job = Sources::of(set.end_with_job, given.file.end_with_job);
+        let end_with_job = lines.pick("end_with_job", end_with_job, false);
         let handshake_timeout_ms = lines.pick(
             "limits.handshake_timeout_ms",
             given.limit(|it| it.handshake_timeout_ms),
@@ -148,6 +152,7 @@ impl Settings {
             monitor_group: places.monitor_group,
             monitor_gid: None,
             pods_cgroup: places.pods_cgroup,
+            end_with_job,
             dropped: places.dropped,
             table_fds: table.fds,
             most_connections: core.max_clients,

@@ -1,6 +1,6 @@
-//! The configuration read again while the daemon runs: caps and the log level change, each other
-//! difference is named. Must never change anything when the file has an error, nor change what
-//! clients have already been told.
+//! The configuration read again while the daemon runs: caps, the log level and `end_with_job`
+//! change, each other difference is named. Must never change anything when the file has an error,
+//! nor change what clients have already been told.
 
 use crate::limits::PATH_BYTES;
 use crate::node::names::CONFIG_MEMFD;
@@ -73,7 +73,7 @@ impl Rereading {
 
 /// Whether a key can change at run time.
 fn changes_at_run_time(key: &str) -> bool {
-    key == "log" || key.starts_with("caps.")
+    ["log", "end_with_job"].contains(&key) || key.starts_with("caps.")
 }
 
 impl Settings {
@@ -93,7 +93,8 @@ impl Settings {
         let file = ConfigFile::of_text(path, &text)?;
         let whole = Settings::resolve(args, environment, file.clone(), host)?;
         // The defaults of caps follow from the limits in force, which do not change.
-        let file = ConfigFile { caps: file.caps, log: file.log, ..running.clone() };
+        let ConfigFile { caps, log, end_with_job, .. } = file;
+        let file = ConfigFile { caps, log, end_with_job, ..running.clone() };
         let next = Settings::resolve(args, environment, file.clone(), host)?;
         let changed = differences(&self.lines, &next.lines, changes_at_run_time);
         let after_restart = differences(&self.lines, &whole.lines, |key| !changes_at_run_time(key));
@@ -102,6 +103,7 @@ impl Settings {
         let core = &mut settings.core;
         (core.node, core.domain, core.job, core.client) = (node, domain, job, client);
         (settings.log, settings.lines) = (next.log, next.lines);
+        settings.end_with_job = next.end_with_job;
         settings.refused = None;
         settings.made_of = Some(Box::new(MadeOf { file, ..(**made_of).clone() }));
         Ok(Reloaded { settings, changed, after_restart })

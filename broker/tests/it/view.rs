@@ -133,6 +133,7 @@ fn view_when_it_names_what_is_of_another_domain_then_the_answer_is_that_of_what_
         Kind::AdminClients,
         Kind::AdminJobs,
         Kind::AdminDomains,
+        Kind::AdminObjects,
         Kind::AdminTombstones,
     ] {
         let answer = |filter, value| a.request(kind, &query(filter, value)).bytes;

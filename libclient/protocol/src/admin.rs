@@ -19,7 +19,7 @@ pub use metrics::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics};
 pub use query::{Filter, Page, Query};
 pub use records::{
     AccountRecord, AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD,
-    OTHER_OWNER,
+    OTHER_OWNER, ObjectLabel, OwnedObject,
 };
 pub use status::{NodeStatus, Use};
 pub use takeover::{TakeoverOffer, TakeoverStep, step};

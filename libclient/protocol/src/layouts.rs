@@ -72,6 +72,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("admin::SetLimit", size_of::<admin::SetLimit>()),
     ("admin::LimitChange", size_of::<admin::LimitChange>()),
     ("admin::Metrics", size_of::<admin::Metrics>()),
+    ("admin::OwnedObject", size_of::<admin::OwnedObject>()),
     ("admin::TombstoneRecord", size_of::<admin::TombstoneRecord>()),
     ("admin::Act", size_of::<admin::Act>()),
     ("admin::ActRecord", size_of::<admin::ActRecord>()),

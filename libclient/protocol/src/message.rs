@@ -12,7 +12,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 6;
+pub const PROTOCOL_VERSION: u8 = 7;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
@@ -167,6 +167,11 @@ wire_enum! {
         AdminMetrics = 0xa8, "admin metrics";
         /// Broker: [`crate::admin::Metrics`].
         AdminMetricsReply = 0xa9, "admin metrics reply";
+        /// Administrator: body [`crate::admin::Query`], its cursor as for no other list a number
+        /// that the broker alone knows. Reply: [`crate::admin::Page`], records.
+        AdminObjects = 0xac, "admin objects";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::OwnedObject`]s.
+        AdminObjectsReply = 0xad, "admin objects reply";
         /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
         AdminTombstones = 0xae, "admin tombstones";
         /// Broker: [`crate::admin::Page`], [`crate::admin::TombstoneRecord`]s.

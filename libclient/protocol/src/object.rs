@@ -313,6 +313,8 @@ pub mod record_flags {
     /// It outlives its creator, and ends with the broker all the same: no service manager stores
     /// what this broker keeps.
     pub const ENDS_WITH_BROKER: u8 = 32;
+    /// Its name is one of its job: in answers to administrators.
+    pub const OF_JOB: u8 = 64;
 }
 
 /// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields

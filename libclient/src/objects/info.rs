@@ -57,7 +57,8 @@ pub struct ObjectInfo {
 
 impl ObjectInfo {
     /// From the wire; `None`: nothing is known of the name.
-    pub(super) fn of(record: &ObjectRecord, name: &[u8], metadata: &[u8]) -> Option<Self> {
+    #[doc(hidden)]
+    pub fn of(record: &ObjectRecord, name: &[u8], metadata: &[u8]) -> Option<Self> {
         let state = ObjectState::from_number(record.state).unwrap_or(ObjectState::Unknown);
         if state == ObjectState::Unknown {
             return None;

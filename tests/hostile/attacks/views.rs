@@ -18,6 +18,7 @@ const QUERIES: [Kind; 8] = [
     Kind::AdminClients,
     Kind::AdminJobs,
     Kind::AdminDomains,
+    Kind::AdminObjects,
     Kind::AdminTombstones,
     Kind::AdminMetrics,
 ];

@@ -7,8 +7,8 @@ use super::model::{Model, State};
 use crate::judge::ensure;
 use crate::model::Check;
 use fdbroker_core::{
-    Config, Core, DomainKey, Former, FormerLife, FormerSlot, GroupId, Judged, KeptChange,
-    KeptGroup, KeptObject, Now, OwnerKey, Record,
+    Config, Core, DomainKey, Former, FormerLife, FormerSlot, GroupId, JobKey, JobName, Judged,
+    KeptChange, KeptGroup, KeptObject, Now, OwnerKey, Record,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, MemoryKind, Share};
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 struct Kept {
     id: AllocationId,
     domain: DomainKey,
+    job: Option<(JobKey, JobName)>,
     creator_pid: u32,
     keep_us: Option<u64>,
     pin: bool,
@@ -140,6 +141,7 @@ impl Kept {
         Kept {
             id: kept.id,
             domain: kept.domain,
+            job: kept.job,
             creator_pid: kept.creator_pid,
             keep_us: kept.keep_us,
             pin: kept.pin,
@@ -161,6 +163,7 @@ impl Kept {
             version,
             id: self.id,
             domain: self.domain,
+            job: self.job,
             creator_pid: self.creator_pid,
             keep_us: self.keep_us,
             pin: self.pin,

@@ -7,7 +7,7 @@ pub mod left;
 use crate::acts::left::owner;
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result, exit};
-use crate::output::{Column, Columns, Output, Side, human_size, say};
+use crate::output::{Column, Columns, Output, Side, human_size, printable, say};
 use crate::subject::{self, Subject};
 use fdbroker_protocol::admin::{ActOutcome, ActRecord, act_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind};
@@ -244,6 +244,9 @@ pub fn allocations(count: u64) -> String {
 #[derive(Debug, Serialize)]
 pub struct Refused {
     allocation: String,
+    /// The first name of the objects in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<String>,
     reason: &'static str,
     size_bytes: u64,
     owner_pid: Option<u32>,
@@ -258,6 +261,7 @@ impl Refused {
         Column("SIZE", Side::Right),
         Column("OWNER", Side::Right),
         Column("NAME", Side::Left),
+        Column("OBJECT", Side::Left),
     ];
 
     /// From a record with this outcome.
@@ -265,7 +269,9 @@ impl Refused {
         let (owner_pid, owner_uid, owner_name) = owner(&record.allocation);
         let size_bytes = record.allocation.facts.size_bytes.get();
         let (allocation, reason) = (id_of(record).to_string(), outcome.name());
-        Refused { allocation, reason, size_bytes, owner_pid, owner_uid, owner_name }
+        let object = record.allocation.object.get();
+        let object = object.map(|name| String::from_utf8_lossy(name).into_owned());
+        Refused { allocation, object, reason, size_bytes, owner_pid, owner_uid, owner_name }
     }
 
     fn row(&self) -> Vec<String> {
@@ -274,7 +280,8 @@ impl Refused {
             self.reason.to_owned(),
             human_size(self.size_bytes),
             self.owner_pid.map_or_else(|| "gone".to_owned(), |pid| pid.to_string()),
-            self.owner_name.clone(),
+            if self.owner_name.is_empty() { "-" } else { &self.owner_name }.to_owned(),
+            self.object.as_deref().map_or_else(|| "-".into(), printable),
         ]
     }
 }

@@ -10,7 +10,8 @@ use crate::error::{Context, Error, Result};
 use crate::rooms;
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
-    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TombstoneRecord,
+    LimitChange, LimitsReply, Metrics, NodeStatus, OwnedObject, Page, Query, SetLimit,
+    TombstoneRecord,
 };
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
@@ -164,6 +165,9 @@ impl Record for LeaseRecord {
 }
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
+}
+impl Record for OwnedObject {
+    const QUERY: Kind = Kind::AdminObjects;
 }
 impl Record for TombstoneRecord {
     const QUERY: Kind = Kind::AdminTombstones;

@@ -42,7 +42,7 @@ fn lists() -> [(&'static str, Vec<&'static str>); 5] {
         ("clients", names(&clients::COLUMNS)),
         ("holders", names(leases::COLUMNS)),
         ("jobs", names(&jobs::COLUMNS)),
-        ("objects", names(objects::COLUMNS)),
+        ("objects", names(&objects::OWNED)),
     ]
 }
 

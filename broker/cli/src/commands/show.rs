@@ -71,7 +71,7 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
         return out.finish();
     }
     if let Some(info) = &object {
-        values(objects::COLUMNS, info, &mut out)?;
+        values(&objects::COLUMNS, info, &mut out)?;
     }
     values(allocations::COLUMNS, record, &mut out)?;
     list.write(&mut admin, selection, &mut out)?;

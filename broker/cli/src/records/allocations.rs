@@ -38,6 +38,16 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         records::name(&it.owner_name)
     }),
     Column::new(
+        Kind::Text,
+        "OBJECT",
+        "object",
+        "name of the object whose memory it is, of several the first; `fdbroker objects --all` has all",
+        |it| match it.object.get() {
+            Some(name) => Value::Text(String::from_utf8_lossy(name).into_owned().into()),
+            None => Value::None("-"),
+        },
+    ),
+    Column::new(
         Kind::Number,
         "UID",
         "owner_uid",

@@ -32,7 +32,14 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
             records::user(it.uid.get())
         }),
     ];
-    let others: [Column<AccountRecord>; 5] = [
+    let others: [Column<AccountRecord>; 6] = [
+        Column::new(
+            Kind::Number,
+            "OBJECTS",
+            "objects",
+            "names of objects that it has made; those with keep or pin outlive it: `fdbroker objects --all`",
+            |it| Value::Number(it.objects.get().into()),
+        ),
         Column::new(Kind::Number, "FDS_PEAK", "fds_peak", "the most fds there were of it", |it| {
             Value::Number(it.uses.fds.peak.get())
         }),

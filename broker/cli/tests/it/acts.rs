@@ -435,6 +435,34 @@ fn acts_when_a_job_has_left_kept_memory_then_found_by_the_job_until_revoked() {
     assert_eq!(end(&broker.run(&["revoke", "--job", &job, "--yes"])).0, Some(4));
 }
 
+/// Named objects with keep outlive their job.
+#[test]
+fn revoke_when_a_job_has_left_objects_then_they_are_listed_and_stay() {
+    let script = "printf 1234567 | $F put left/a - --keep=1h > /dev/null 2>&1
+        until $F status --json | grep -q 'connections.:{.now.:0,'; do sleep 0.01; done
+        $F jobs --json; $F objects --all --json; $F ls --json; job=$($F jobs -no JOB)
+        $F revoke --job \"$job\" --yes --json; $F revoke --job \"$job\" --yes; $F objects --json";
+    let mut command = fdbroker(&["run", "--", "sh", "-uc", script]);
+    let output = command.env("F", env!("CARGO_BIN_EXE_fdbroker")).output().expect("it starts");
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    let json: Vec<Value> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [jobs, all, ls, revoked, objects] = &json[..] else { panic!("{text}{}", end(&output).1) };
+    let (job, object) = (&jobs["jobs"][0], &all["objects"][0]);
+    assert_eq!((&job["objects"], &job["connections"]), (&1.into(), &0.into()), "{text}");
+    assert_eq!((&object["name"], &object["job"]), (&"left/a".into(), &job["job"]), "{text}");
+    assert_eq!(object["uid"], nix::unistd::geteuid().as_raw(), "{text}");
+    let of = &ls["allocations"][0];
+    assert_eq!((&of["object"], &of["owner_job"]), (&"left/a".into(), &job["job"]), "{text}");
+    let stays = &revoked["stay"][0];
+    assert_eq!((&stays["object"], &stays["reason"]), (&"left/a".into(), &"kept".into()));
+    assert_eq!(
+        (&revoked["revoked"], objects["objects"].as_array().map(Vec::len)),
+        (&0.into(), Some(1))
+    );
+    assert!(text.contains("named objects outlive their job"), "{text}");
+}
+
 /// Who may look at a broker may not act for that reason.
 #[test]
 fn acts_when_neither_root_nor_the_brokers_user_then_denied_and_may_look() {

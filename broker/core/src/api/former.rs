@@ -142,6 +142,8 @@ pub struct KeptGroup<'a> {
     pub id: AllocationId,
     /// Whose its names are, and charged for it.
     pub domain: DomainKey,
+    /// The creator's job, with its name for people.
+    pub job: Option<(JobKey, JobName)>,
     /// The creator's pid.
     pub creator_pid: u32,
     /// It lives for so many us after its last use; `None`: it is pinned.

@@ -95,8 +95,8 @@ impl Domain {
     }
 }
 
-/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever
-/// cleans up after it must find them.
+/// One job of a domain. Stays while it has clients, or these have left kept allocations or objects:
+/// whoever cleans up after it must find them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Its domain's and its own.
@@ -109,12 +109,19 @@ pub struct Job {
     pub clients: u32,
     /// Kept allocations whose owner was one of its clients, and is gone.
     pub orphans: u32,
+    /// Names of objects that its clients have made.
+    pub objects: u32,
 }
 
 impl Job {
     /// One whose account is still to be opened.
     pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
-        Job { key, name, scope: ScopeId::NODE, clients: 0, orphans: 0 }
+        Job { key, name, scope: ScopeId::NODE, clients: 0, orphans: 0, objects: 0 }
+    }
+
+    /// Whether clients are of it, or have left something.
+    pub fn is_used(&self) -> bool {
+        self.clients > 0 || self.orphans > 0 || self.objects > 0
     }
 }
 
@@ -472,10 +479,20 @@ impl Clients {
         self.jobs[job].orphans -= 1;
     }
 
+    /// An object of the job has its name, or is made under it.
+    pub fn add_object(&mut self, job: u32) {
+        self.jobs[job].objects += 1;
+    }
+
+    /// So many have it no more.
+    pub fn take_objects(&mut self, job: u32, count: u32) {
+        self.jobs[job].objects -= count;
+    }
+
     /// Drops a job that nothing is left of, requests of others that wait for its room included.
     pub fn forget_job_if_unused(&mut self, number: u32, ledger: &mut Ledger) {
         let job = &self.jobs[number];
-        if job.clients > 0 || job.orphans > 0 || !ledger[job.scope].blocked.is_empty() {
+        if job.is_used() || !ledger[job.scope].blocked.is_empty() {
             return;
         }
         let Job { key, scope, .. } = self.jobs.remove(number);

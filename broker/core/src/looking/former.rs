@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{
-    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Judged, Kept,
-    KeptGroup, KeptObject, NONE, Now, Record,
+    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, JobKey, JobName,
+    Judged, Kept, KeptGroup, KeptObject, NONE, Now, Record,
 };
 use crate::books::continuity::{DRAINED, FormerOwner, Standing};
 use crate::books::objects::groups::{Expect, Group, GroupState};
@@ -194,10 +194,15 @@ impl Core {
         self.hold_former(*id, *key, deposit, deposit.keep, now)
             .map_err(|why| ConfigError(format!("the kept allocation {id} {why}")))?;
         let until = now.after(self.books.config.keep_ttl_us);
-        let Books { clients, ledger, .. } = &mut self.books;
-        let job = job.map(|(job, name)| clients.job_of((*key, job), name, ledger));
+        let job = self.former_job(*key, *job);
         self.books.add_orphan(id.slot, Orphan { until, gid: *gid, job });
         Ok(())
+    }
+
+    /// The number of a job of a domain that is there.
+    fn former_job(&mut self, of: DomainKey, job: Option<(JobKey, JobName)>) -> Option<u32> {
+        let Books { clients, ledger, .. } = &mut self.books;
+        job.map(|(job, name)| clients.job_of((of, job), name, ledger))
     }
 
     /// Memory whose fd has outlived the crash is held by nobody but its domain, which is given.
@@ -239,9 +244,11 @@ impl Core {
         let is_sound = kept.is_sound(last_version);
         let domain =
             self.hold_former(kept.id, kept.domain, &kept.deposit, is_sound, now).map_err(wrong)?;
+        let job = self.former_job(kept.domain, kept.job);
         let scope = NameScope::Domain(domain);
         let size = kept.deposit.facts.size_bytes;
         let number = self.books.objects.groups.insert(Group {
+            job,
             state: GroupState::Sealed(kept.version),
             keep_us: kept.keep_us,
             pin: kept.pin,
@@ -261,6 +268,7 @@ impl Core {
             let place = (object.offset, object.size_bytes);
             let group = &mut self.books.objects.groups[number];
             group.add_member(name, place, Expect::Any, object.metadata);
+            job.into_iter().for_each(|job| self.books.clients.add_object(job));
         }
         self.books.time_group(number);
         self.books.order_group(number);

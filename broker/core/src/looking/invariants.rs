@@ -1,6 +1,6 @@
 //! The invariants of objects, recomputed from what there is. Must never change anything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::api::{NONE, Now};
 use crate::books::objects::charges::{of_kept, of_member};
@@ -173,7 +173,13 @@ impl Core {
     /// What a job has, and what its clients have left, is counted.
     fn check_jobs(&self) {
         self.books.clients.check();
+        let mut objects: BTreeMap<u32, u32> = BTreeMap::new();
+        for (_, group) in self.books.objects.groups.iter_from(0) {
+            group.job.into_iter().for_each(|job| *objects.entry(job).or_default() += group.names);
+        }
         for (number, job) in self.books.clients.jobs(0) {
+            let made = objects.remove(&number).unwrap_or(0);
+            assert_eq!(job.objects, made, "objects of job {:?}", job.key);
             let left = self
                 .books
                 .allocations
@@ -183,8 +189,9 @@ impl Core {
                 .count();
             assert_eq!(job.orphans as usize, left, "what is left of job {:?}", job.key);
             let is_waited_for = !self.books.ledger[job.scope].blocked.is_empty();
-            assert!(job.clients > 0 || left > 0 || is_waited_for, "job {:?} of nobody", job.key);
+            assert!(job.is_used() || is_waited_for, "job {:?} of nobody", job.key);
         }
+        assert!(objects.is_empty(), "objects of a job that is none");
     }
 
     fn check_lists(&mut self, right: &mut Ledger) {

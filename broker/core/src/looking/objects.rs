@@ -1,9 +1,11 @@
 //! What the core shows of objects, for lists and for requests about single names. Read only.
 
-use crate::api::{ClientId, GroupId, Making, Now};
+use std::ops::Range;
+
+use crate::api::{ClientId, DomainKey, GroupId, JobKey, Making, Now};
 use crate::books::Allocation;
 use crate::books::objects::groups::{Group, GroupState, Member};
-use crate::books::objects::names::Entry;
+use crate::books::objects::names::{Entry, NameScope, Place};
 use crate::core::Core;
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, Status};
@@ -29,6 +31,17 @@ pub struct ObjectView<'a> {
     pub is_kept: bool,
     /// The creator is not connected any more.
     pub is_creator_gone: bool,
+    /// The domain that is charged.
+    pub domain: DomainKey,
+    /// The creator's job.
+    pub job: Option<JobKey>,
+}
+
+impl ObjectView<'_> {
+    /// The name is one of its job.
+    pub fn is_of_job(&self) -> bool {
+        matches!(self.group.scope, NameScope::Job(_))
+    }
 }
 
 impl Core {
@@ -53,6 +66,30 @@ impl Core {
         Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
     }
 
+    /// Slots of groups of objects, those included that are free again.
+    pub fn group_slots(&self) -> u32 {
+        self.books.objects.groups.slots()
+    }
+
+    /// The objects of the groups in some slots, of every domain: each with its group's slot and its
+    /// place there. Of the first group those from a place on.
+    pub fn objects(
+        &self,
+        groups: Range<u32>,
+        from: u16,
+    ) -> impl Iterator<Item = ((u32, u16), ObjectView<'_>)> {
+        let first = groups.start;
+        let all = self.books.objects.groups.iter_within(groups);
+        let live = all.filter(|(_, group)| !group.is_ended());
+        live.flat_map(move |(number, group)| {
+            let from = if number == first { from.into() } else { 0 };
+            let members = (0..).zip(&group.members).skip(from).filter(|(_, it)| it.is_named);
+            members.map(move |(member, _)| {
+                ((number, member), self.object_at(Place { group: number, member }))
+            })
+        })
+    }
+
     /// The memory of a group that a client makes; `None`: it makes none of this number.
     pub fn making_of(&self, client: ClientId, group: GroupId) -> Option<Making> {
         self.books.clients.find(client.0)?;
@@ -68,10 +105,14 @@ impl Core {
 
     fn object_of(&self, entry: &Entry) -> Option<ObjectView<'_>> {
         let sealed = self.books.sealed_of(entry).map(|(place, _)| place);
-        let place = sealed.or_else(|| self.books.makers(entry).next())?;
-        let group = &self.books.objects.groups[place.group];
         // One that has ended, whose memory may be gone, is not shown.
-        Some(ObjectView {
+        Some(self.object_at(sealed.or_else(|| self.books.makers(entry).next())?))
+    }
+
+    /// One that has not ended.
+    fn object_at(&self, place: Place) -> ObjectView<'_> {
+        let group = &self.books.objects.groups[place.group];
+        ObjectView {
             record: &group.members[usize::from(place.member)],
             group,
             state: match group.state {
@@ -85,6 +126,8 @@ impl Core {
             until: self.books.until(group),
             is_kept: group.is_kept || group.keep_us.is_some() || group.pin,
             is_creator_gone: self.books.clients.of_serial(group.creator).is_none_or(|it| it.gone),
-        })
+            domain: self.books.clients.domain_key(group.domain),
+            job: group.job.map(|job| self.books.clients.job_key(job)),
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! What to remember outside the broker, for one after a crash. Must never change anything.
 
 use crate::api::{
-    ClientId, Deposit, GroupId, Judged, Kept, KeptGroup, KeptObject, NONE, OwnerKey, Record, Touch,
+    ClientId, Deposit, GroupId, JobKey, JobName, Judged, Kept, KeptGroup, KeptObject, NONE,
+    OwnerKey, Record, Touch,
 };
 use crate::books::objects::groups::{Group, Member};
 use crate::core::Core;
@@ -43,12 +44,13 @@ impl Core {
             id: self.books.allocations.id_of(slot),
             domain: self.books.clients.domain_key(allocation.domain),
             gid: self.books.gid_of(slot)?,
-            job: self
-                .books
-                .job_of_slot(slot)
-                .map(|job| (self.books.clients.job_key(job), self.books.clients.job(job).name)),
+            job: self.books.job_of_slot(slot).map(|job| self.named_job(job)),
             deposit: self.deposit_of(slot),
         })
+    }
+
+    fn named_job(&self, number: u32) -> (JobKey, JobName) {
+        (self.books.clients.job_key(number), self.books.clients.job(number).name)
     }
 
     /// The allocation in a slot as its owner has deposited it.
@@ -120,6 +122,7 @@ impl Core {
             version: group.version(),
             id: self.books.allocations.id_of(slot),
             domain: self.books.clients.domain_key(group.domain),
+            job: group.job.map(|job| self.named_job(job)),
             creator_pid: group.creator_pid,
             keep_us: group.keep_us,
             pin: group.pin,

@@ -45,6 +45,9 @@ impl Core {
                 }
             };
             ensure(is_scope && group.since <= now, "scope of a group", number)?;
+            let (job, names) = (group.job, group.names);
+            let is_its = job.is_none_or(|job| self.books.clients.is_job_of(job, group.domain));
+            ensure(is_its, "job of a group", number)?;
             let found = self.books.allocations.in_slot(group.allocation).filter(|it| it.is_held());
             let maker = self.books.clients.of_serial(group.creator).map(|_| group.creator.0);
             let owner = if group.is_kept { Some(NONE) } else { maker };
@@ -57,6 +60,8 @@ impl Core {
                     && !traits.is_to_be_kept()
             });
             ensure(is_its, "memory of a group", number)?;
+            (0..names)
+                .for_each(|_| job.into_iter().for_each(|job| self.books.clients.add_object(job)));
             self.books.time_group(number);
             self.books.order_group(number);
         }
@@ -379,7 +384,7 @@ impl Core {
             ensure(self.is_used(domain), "domain of nobody", number)?;
         }
         for (number, job) in self.books.clients.jobs(0) {
-            ensure(job.clients > 0 || job.orphans > 0, "job of nobody", number)?;
+            ensure(job.is_used(), "job of nobody", number)?;
         }
         Ok(())
     }

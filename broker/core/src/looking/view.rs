@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, JobName, LeaseId, NONE, Ticket};
 use crate::books::clients::{Domain, Job};
+use crate::books::objects::groups::Group;
 use crate::books::{Account, Allocation, Client, Lease, Recall, ScopeId, State};
 use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
@@ -55,6 +56,10 @@ pub struct AllocationView<'a> {
     pub domain: DomainKey,
     /// It is the memory of named objects.
     pub named: bool,
+    /// The first of their names; `None`: it has none (any more).
+    pub object: Option<&'a [u8]>,
+    /// They outlive their creator.
+    pub is_kept_object: bool,
     /// Of before a crash: its owner's pid, if that lived then; else 0.
     pub former_pid: u32,
 }
@@ -179,6 +184,8 @@ impl Core {
             job: self.books.job_of_slot(slot).map(|job| self.books.clients.job_key(job)),
             domain: self.books.clients.domain_key(allocation.domain),
             named: self.books.objects.groups.number_in(slot).is_some(),
+            object: self.books.objects.groups.in_slot(slot).and_then(Group::first_name),
+            is_kept_object: self.books.objects.keeps(slot),
             former_pid: match allocation.state {
                 State::Ended(ErrorCode::Lost) | State::Reserved => {
                     self.books.continuity.pid_of(slot).unwrap_or(0)

@@ -241,6 +241,7 @@ impl Server {
             configured: caps_of(&self.settings),
             config_file: self.settings.file_of_next_start(),
             store_short: self.store_short(),
+            ends_with_broker: !self.kept.is_there(),
             is_config_refused: self.settings.refused.is_some(),
             incarnation: self.node.page().incarnation(),
             now: self.now,

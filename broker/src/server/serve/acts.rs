@@ -9,7 +9,7 @@ use crate::limits::ADMIN_SLOTS_SCANNED;
 use crate::server::parts::Server;
 use fdbroker_core::Input;
 use fdbroker_protocol::admin::{
-    Act, ActOutcome, ActRecord, LimitChange, Page, SetLimit, act_flags,
+    Act, ActOutcome, ActRecord, Filter, LimitChange, Page, SetLimit, act_flags,
 };
 use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_ADMIN_MESSAGE_BYTES};
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind, NO_CAP, Resource, Scope};
@@ -100,7 +100,10 @@ impl Server {
                 self.writer.start(Kind::AdminDrainReply, id).push(&status).finish(0, 0);
             }
             _ => {
-                let (page, ids, mut records) = self.choose(&chosen, act.cursor.get());
+                let spares = kind == Kind::AdminRevoke
+                    && chosen.filter == Filter::Job
+                    && !self.settings.end_with_job;
+                let (page, ids, mut records) = self.choose(&chosen, act.cursor.get(), spares);
                 self.act_upon(kind, is_dry, &ids, &mut records);
                 let done = |record: &&ActRecord| record.outcome.get() == ActOutcome::Done as u32;
                 let done = records.iter().filter(done).count();
@@ -122,8 +125,14 @@ impl Server {
     }
 
     /// The allocations that this message is for, with records whose outcome is still to come, and
-    /// where the next message goes on. Of an allocation that is not there the id is known.
-    fn choose(&self, chosen: &Chosen, cursor: u32) -> (Page, Vec<AllocationId>, Vec<ActRecord>) {
+    /// where the next message goes on. Of an allocation that is not there the id is known. With
+    /// `spares` records of named objects that are kept have their outcome, and no id: they stay.
+    fn choose(
+        &self,
+        chosen: &Chosen,
+        cursor: u32,
+        spares: bool,
+    ) -> (Page, Vec<AllocationId>, Vec<ActRecord>) {
         let mut page = Page { next_cursor: 0.into(), done: 1.into() };
         let view = self.view(Sight::Node);
         if let Some(id) = chosen.allocation() {
@@ -143,14 +152,16 @@ impl Server {
         }
         let (mut ids, mut records) = (Vec::new(), Vec::new());
         for found in self.core.allocations(cursor..end) {
-            if ids.len() == ENDS_PER_MESSAGE {
+            if records.len() == ENDS_PER_MESSAGE {
                 page = Page { next_cursor: found.id.slot.into(), done: 0.into() };
                 break;
             }
             if view.is_chosen(chosen, &found) {
                 let allocation = view.allocation_record(&found);
-                ids.push(found.id);
-                records.push(ActRecord { allocation, ..ActRecord::new_zeroed() });
+                let stays = spares && found.is_kept_object;
+                let outcome = if stays { ActOutcome::Kept as u32 } else { 0 }.into();
+                ids.extend((!stays).then_some(found.id));
+                records.push(ActRecord { outcome, allocation, ..ActRecord::new_zeroed() });
             }
         }
         (page, ids, records)
@@ -179,7 +190,8 @@ impl Server {
             self.settle(effects);
             outcomes
         };
-        for (record, outcome) in records.iter_mut().zip(outcomes) {
+        let open = records.iter_mut().filter(|record| record.outcome.get() == 0);
+        for (record, outcome) in open.zip(outcomes) {
             record.outcome = (outcome as u32).into();
         }
     }

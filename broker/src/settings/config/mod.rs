@@ -151,6 +151,8 @@ pub struct ConfigFile {
     pub pods_cgroup: Option<String>,
     /// Users whose ranges in /etc/subuid are an engine's: its containers are users by themselves.
     pub subuid_pools: Option<Vec<String>>,
+    /// What jobs keep (named objects with keep or pin) ends with them, where their end is told.
+    pub end_with_job: Option<bool>,
     /// Log level by name: off, error, warn, info or debug.
     pub log: Option<String>,
     /// Sockets for clients, in the order of their listener numbers.
@@ -219,6 +221,7 @@ impl ConfigFile {
             monitor_group: self.monitor_group.or(below.monitor_group),
             pods_cgroup: self.pods_cgroup.or(below.pods_cgroup),
             subuid_pools: self.subuid_pools.or(below.subuid_pools),
+            end_with_job: self.end_with_job.or(below.end_with_job),
             log: self.log.or(below.log),
             listener: if self.listener.is_empty() { below.listener } else { self.listener },
             caps: ByScope::from_fn(|scope| {

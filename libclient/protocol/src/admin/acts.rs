@@ -49,7 +49,8 @@ wire_enum! {
         Evicted = 2, "evicted already";
         /// Evict: its owner cannot give the fd again.
         Resident = 3, "resident";
-        /// Evict: the allocation outlives its owner (`keep`), so its fd stays.
+        /// Evict: the allocation outlives its owner (`keep`), so its fd stays. Revoke of a job: it
+        /// is of named objects that outlive the job.
         Kept = 4, "kept";
         /// Evict: a client waits for the fd, and its owner is asked for it.
         Recalling = 5, "recalling";
@@ -67,7 +68,7 @@ wire_enum! {
     }
 }
 
-/// One allocation that an act was for, 240 bytes.
+/// One allocation that an act was for, 496 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

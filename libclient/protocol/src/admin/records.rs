@@ -3,7 +3,10 @@
 
 use super::status::Use;
 use crate::facts::FactsItem;
-use crate::limits::{COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
+use crate::limits::{
+    COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES, NAME_OF_OBJECT_BYTES,
+};
+use crate::object::ObjectRecord;
 use crate::resource::ByResource;
 use crate::table::wire_enum;
 use zerocopy::{
@@ -29,7 +32,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 232 bytes.
+/// One allocation, 488 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -86,6 +89,51 @@ pub struct AllocationRecord {
     pub age_ms: U64,
     /// Since it was granted last, or else registered; as exact.
     pub unused_ms: U64,
+    /// The first name of the objects that it is the memory of; empty: it has none.
+    pub object: ObjectLabel,
+}
+
+/// A name of an object, or none, 256 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct ObjectLabel {
+    length: u8,
+    bytes: [u8; NAME_OF_OBJECT_BYTES],
+}
+
+impl ObjectLabel {
+    /// Of a name, or of none.
+    pub fn new(name: &[u8]) -> Self {
+        let length = name.len().min(NAME_OF_OBJECT_BYTES);
+        let mut bytes = [0; NAME_OF_OBJECT_BYTES];
+        bytes[..length].copy_from_slice(&name[..length]);
+        ObjectLabel { length: u8::try_from(length).unwrap_or(u8::MAX), bytes }
+    }
+
+    /// The name; `None`: there is none.
+    pub fn get(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.length.into()).filter(|name| !name.is_empty())
+    }
+}
+
+/// A named object with its owner, 416 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct OwnedObject {
+    /// What it is; no name and no metadata follow it.
+    pub object: ObjectRecord,
+    /// The uid of its domain.
+    pub uid: U32,
+    /// Number of the listener of its domain, from 0; `u32::MAX`: none that is served now.
+    pub listener: U32,
+    /// Key of its maker's job; 0 = none.
+    pub job: U64,
+    /// The job's name, see [`AccountRecord::name`].
+    pub job_name: [u8; JOB_NAME_BYTES],
+    /// Its name.
+    pub name: ObjectLabel,
 }
 
 /// Value of [`AllocationRecord::fd`] while the broker holds no fd.
@@ -180,8 +228,8 @@ pub struct AccountRecord {
     /// Kept allocations that clients of the job have left. The domain is charged for them, the job
     /// is not. 0 for a domain.
     pub left_allocations: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Names of objects that clients of the job have made; 0 for a domain.
+    pub objects: U32,
     /// What it is charged for.
     pub uses: ByResource<Use>,
     /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `flux:fTE9HHdZvi3`,

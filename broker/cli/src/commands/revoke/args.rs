@@ -13,6 +13,9 @@ Examples:
   fdbroker revoke --job slurm:81    everything that this job owns, and kept memory that it has left
   fdbroker revoke uid:1000 --yes    does not ask; for scripts
 
+A job's named objects with keep or pin outlive it: --job and job:NAME leave them and list them, unless the broker's configuration has
+`end_with_job = true`. By 12.3, pid:N and uid:N they end as everything else does.
+
 With several arguments, each one that names an allocation is revoked, and the others are reported. If no argument names
 an allocation, nothing is done.
 

@@ -6,7 +6,9 @@ mod args;
 pub use args::Args;
 
 use crate::acts::left::{Holding, Left};
-use crate::acts::{Missing, Tally, Targets, Verb, act_on_each, allocations, id_of};
+use crate::acts::{
+    Missing, Refused, RefusedList, Tally, Targets, Verb, act_on_each, allocations, id_of,
+};
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, human_size};
@@ -19,6 +21,8 @@ use std::io::{IsTerminal, Write};
 
 #[derive(Serialize)]
 struct Report {
+    /// Objects that outlive the jobs named.
+    stay: Vec<Refused>,
     dry_run: bool,
     revoked: u64,
     revoked_bytes: u64,
@@ -31,6 +35,8 @@ struct Pass {
     tally: Tally,
     /// Allocations that have ended in this pass or before it: their leases are listed.
     ids: HashSet<AllocationId>,
+    /// Objects that outlive their job.
+    stay: Vec<Refused>,
     /// Messages about targets without allocations.
     missing: Missing,
 }
@@ -58,19 +64,23 @@ pub fn run(args: Args) -> Result<u8> {
     }
     let pass = pass(&mut admin, &targets, args.dry_run)?;
     let left = holders(&mut admin, &pass.ids)?;
-    show(&args, &pass, left)?;
-    pass.missing.say_beside(&said);
-    Ok(pass.missing.exit_status())
+    let missing = pass.missing.clone();
+    show(&args, pass, left)?;
+    missing.say_beside(&said);
+    Ok(missing.exit_status())
 }
 
 fn pass(admin: &mut Admin, targets: &Targets, is_dry: bool) -> Result<Pass> {
-    let (mut tally, mut ids) = (Tally::default(), HashSet::new());
+    let (mut tally, mut ids, mut stay) = (Tally::default(), HashSet::new(), Vec::new());
     let missing = act_on_each(admin, Verb::REVOKE, targets, is_dry, |_, outcome, record| {
         tally.add(outcome, record);
-        ids.insert(id_of(record));
+        match outcome {
+            ActOutcome::Kept => stay.push(Refused::new(outcome, record)),
+            _ => _ = ids.insert(id_of(record)),
+        }
         Ok(())
     })?;
-    Ok(Pass { tally, ids, missing })
+    Ok(Pass { tally, ids, stay, missing })
 }
 
 /// The processes that have leases of these allocations.
@@ -102,11 +112,12 @@ fn agrees(pass: &Pass, holders: usize) -> Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-fn show(args: &Args, pass: &Pass, left: Left) -> Result<()> {
+fn show(args: &Args, pass: Pass, left: Left) -> Result<()> {
     let (revoked, ended) = (pass.tally.of(ActOutcome::Done), pass.tally.of(ActOutcome::Ended));
     let mut out = Output::stdout();
     if args.json {
         out.json_line(&Report {
+            stay: pass.stay,
             dry_run: args.dry_run,
             revoked,
             revoked_bytes: pass.tally.done_bytes,
@@ -119,6 +130,15 @@ fn show(args: &Args, pass: &Pass, left: Left) -> Result<()> {
     let (count, size) = (allocations(revoked), human_size(pass.tally.done_bytes));
     let already = if ended > 0 { format!("; {ended} ended already") } else { String::new() };
     out.text(&format!("{count} ({size}) {would}revoked{already}\n"))?;
+    if !pass.stay.is_empty() {
+        out.text("named objects outlive their job; these stay (`end_with_job` of the configuration ends them, too):\n\n")?;
+        let mut list = RefusedList::new(false);
+        pass.stay.iter().try_for_each(|it| list.write(it, &mut out))?;
+        out.text("\n")?;
+    }
+    if pass.ids.is_empty() {
+        return out.finish();
+    }
     if left.count() == 0 {
         out.text("nobody holds a lease of it\n")?;
     } else {

@@ -74,6 +74,8 @@ pub struct Group {
     pub scope: NameScope,
     /// The domain that is charged.
     pub domain: u32,
+    /// Its creator's job, which counts its names; `None`: it was of none, or the group has ended.
+    pub job: Option<u32>,
     /// The slot of its memory; `NONE`: that has ended.
     pub allocation: u32,
     /// Its creator's number and serial.
@@ -132,6 +134,7 @@ impl Group {
         Group {
             scope,
             domain,
+            job: None,
             allocation: NONE,
             creator,
             creator_pid,
@@ -175,6 +178,11 @@ impl Group {
             GroupState::Sealed(version) => version,
             GroupState::Making | GroupState::Ended { .. } => 0,
         }
+    }
+
+    /// The first of the names that it has.
+    pub fn first_name(&self) -> Option<&[u8]> {
+        self.members.iter().find(|member| member.is_named).map(|member| &*member.name)
     }
 
     /// Whether it is still to be swept, and nothing else.

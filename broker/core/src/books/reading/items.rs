@@ -139,11 +139,14 @@ impl Books {
         gid.or_else(|| self.continuity.gid_of(slot))
     }
 
-    /// The number of the job of an allocation's owner; of a kept one without an owner, the job that
-    /// has left it.
+    /// The number of the job of an allocation's owner; of a kept one without an owner, and of named
+    /// objects, the job that has left it.
     pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
         match self.allocations[slot].owner {
-            NONE => self.allocations.orphan(slot)?.job,
+            NONE => match self.allocations.orphan(slot) {
+                Some(orphan) => orphan.job,
+                None => self.objects.groups.in_slot(slot)?.job,
+            },
             owner => self.clients.find(owner)?.job,
         }
     }

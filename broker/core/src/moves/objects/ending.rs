@@ -40,8 +40,16 @@ impl Books {
         let group = &mut self.objects.groups[number];
         group.members[member].is_named = false;
         group.names -= 1;
-        let (domain, charges) = (group.domain, of_member(&group.members[member]));
+        let (domain, charges, job) = (group.domain, of_member(&group.members[member]), group.job);
+        self.take_from_job(job, 1);
         self.release_objects(domain, &charges);
+    }
+
+    /// So many objects of a job have their names no more.
+    fn take_from_job(&mut self, job: Option<u32>, names: u32) {
+        let Some(job) = job else { return };
+        self.clients.take_objects(job, names);
+        self.forget_job_if_unused(job);
     }
 
     /// A group is known no more; the sweep comes to the rest of it.
@@ -52,7 +60,8 @@ impl Books {
         }
         let (version, is_kept) = (group.version(), group.is_kept);
         group.state = GroupState::Ended { version, is_evicted };
-        let domain = group.domain;
+        let (domain, names, job) = (group.domain, group.names, group.job.take());
+        self.take_from_job(job, names);
         self.order_group(number);
         if is_kept {
             self.objects.changes.push(KeptChange::Ended(version));

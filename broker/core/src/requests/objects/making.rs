@@ -49,12 +49,12 @@ impl Core {
         if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
             return Err(ErrorCode::NotSupported.into());
         }
-        let Client { domain, serial, pid, .. } = self.books.clients[client];
+        let Client { domain, serial, pid, job, .. } = self.books.clients[client];
         let Create { replace, keep_us, pin, inherits, outlives, evictable, .. } = *create;
         let deposit = create.deposit.judged?;
         let size = deposit.facts.size_bytes;
         let new = Group::new(domain, scope, (client, serial), pid, size, step.now);
-        let group = Group { replace, keep_us, pin, inherits, outlives, evictable, ..new };
+        let group = Group { job, replace, keep_us, pin, inherits, outlives, evictable, ..new };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
         let stored = begun.and_then(|()| self.store_group(client, deposit, step));
@@ -165,7 +165,9 @@ impl Core {
             None => Expect::Free,
         };
         let place = (object.offset, object.size_bytes);
-        self.books.objects.groups[number].add_member(name, place, expect, object.metadata);
+        let group = &mut self.books.objects.groups[number];
+        group.add_member(name, place, expect, object.metadata);
+        group.job.into_iter().for_each(|job| self.books.clients.add_object(job));
         true
     }
 

@@ -2,7 +2,8 @@
 //! much.
 
 use super::*;
-use fdbroker_core::{KeptChange, Touch};
+use crate::jobs::{JOB, connect_in_job, job_of};
+use fdbroker_core::{Deleted, KeptChange, Touch};
 
 fn kept<'a>(objects: &'a [NewObject<'a>], ms: u64) -> Create<'a> {
     Create { keep_us: Some(ms * MS), ..create(objects) }
@@ -80,4 +81,49 @@ fn seal_when_what_it_inherits_is_too_much_then_the_cap_says_so_and_the_old_versi
         let refused = world.seal(OTHER, group).expect_err("two do not fit").to_string();
         assert!(!refused.contains("inherits"), "{refused}");
     }
+}
+
+#[test]
+fn seal_when_kept_by_a_job_then_the_job_is_known_and_counts_its_names_until_they_are_gone() {
+    let mut world = World::new(config());
+    let maker = ClientId(3);
+    connect_in_job(&mut world, maker, JOB);
+    let objects = [object("a"), object("b")];
+    let version = world.put_with(maker, &kept(&objects, 100_000));
+    world.step(Input::Gone { client: maker });
+    world.settle();
+    let left = |core: &Core| {
+        let job = core.jobs(0).find(|(_, job, _)| job.key.1 == JOB)?.1;
+        let kept = core.allocations(0..u32::MAX).find(|it| it.is_kept_object)?;
+        let names = core.objects(0..u32::MAX, 0).map(|(_, it)| (it.record.name.to_vec(), it.job));
+        Some((job.clients, job.objects, kept.object.map(<[u8]>::to_vec), kept.job, names.count()))
+    };
+    let both = Some((0, 2, Some(b"a".to_vec()), Some(JOB), 2));
+    assert_eq!(left(&world.core), both);
+    world.core.settle_parked(world.now, &mut world.fx);
+    let next = Core::restore(config(), world.core.save(), world.now).expect("sound");
+    assert_eq!(left(&next), both, "a successor knows it");
+    let group = next.kept_groups().next().and_then(|group| next.kept_group(group)).expect("kept");
+    assert_eq!((group.version, group.job.map(|(key, _)| key)), (version, Some(JOB)));
+    for (name, after) in [("a", Some(1)), ("b", None)] {
+        let objects = &[Deleted { name: name.as_bytes(), version: 0 }][..];
+        let request = world.request();
+        world.step(Body::DeleteObjects { of_job: false, objects }.by(USER, request));
+        world.settle();
+        assert_eq!(job_of(&world, JOB).map(|(_, job, _)| job.objects), after, "{name}");
+    }
+}
+
+#[test]
+fn objects_when_a_page_begins_within_a_group_then_it_goes_on_there() {
+    let mut world = World::new(config());
+    world.put(OWNER, &["a", "b", "c"]);
+    world.create(USER, &["d"]);
+    let names = |groups, from| -> Vec<((u32, u16), String)> {
+        let all = world.core.objects(groups, from);
+        all.map(|(at, it)| (at, String::from_utf8_lossy(&it.record.name).into_owned())).collect()
+    };
+    assert_eq!(names(0..u32::MAX, 2), [((0, 2), "c".to_owned()), ((1, 0), "d".to_owned())]);
+    assert_eq!(names(1..2, 0), [((1, 0), "d".to_owned())]);
+    assert_eq!((names(2..9, 0).len(), world.core.group_slots()), (0, 2));
 }
