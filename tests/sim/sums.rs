@@ -86,6 +86,7 @@ impl Sums {
             Resource::ObjectNames
             | Resource::MetadataBytes
             | Resource::KeptBytes
+            | Resource::KeptGpuBytes
             | Resource::KeptFds
             | Resource::PermanentBytes => 0,
         }

@@ -141,7 +141,8 @@ pub(crate) fn resolve_core(
     // would leave it all to one user.
     let kept_fds = MAX_KEPT_FDS.min(crate::limits::kept_fds(table.fds) as u64);
     let max_clients = most_connections;
-    let whole = Whole { mode, node_fds: table.fds, kept_fds, max_slots, max_clients };
+    let memory = host.memory_bytes;
+    let whole = Whole { mode, node_fds: table.fds, kept_fds, memory, max_slots, max_clients };
     let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines)?;
     let whole = Whole { node_fds: node.fds, ..whole };
     let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines)?;
@@ -203,6 +204,7 @@ struct Whole {
     mode: Mode,
     node_fds: u64,
     kept_fds: u64,
+    memory: Option<u64>,
     max_slots: u32,
     max_clients: u32,
 }
@@ -223,6 +225,12 @@ impl Whole {
             // It is memory of the broker: a million names of 60 bytes.
             metadata_bytes: 256 << 20,
             kept_fds: self.kept_fds,
+            // Of memory that has outlived who pays for it half is left for programs, as tmpfs
+            // leaves it. A private broker takes it along.
+            kept_bytes: match (self.mode, self.memory) {
+                (Mode::Service, Some(memory)) => memory / 2,
+                (Mode::Private, _) | (_, None) => NO_CAP,
+            },
             ..Caps::NONE
         }
     }
@@ -301,4 +309,28 @@ const SHARING: [Resource; 5] = [
 /// The key of a cap in the configuration.
 pub(crate) fn cap_key(scope: Scope, resource: Resource) -> String {
     format!("caps.{scope}.{resource}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_when_it_is_a_service_then_half_of_the_memory_is_the_cap_of_what_is_kept_there() {
+        let whole = |mode, memory| Whole {
+            mode,
+            node_fds: 4096,
+            kept_fds: 64,
+            memory,
+            max_slots: 1024,
+            max_clients: 16,
+        };
+        let service = whole(Mode::Service, Some(64 << 30));
+        let (node, domain) = (service.node(), service.domain());
+        assert_eq!((node.kept_bytes, domain.kept_bytes), (32 << 30, 28 << 30));
+        assert_eq!((node.kept_gpu_bytes, node.permanent_bytes), (NO_CAP, NO_CAP));
+        for without in [whole(Mode::Private, Some(64 << 30)), whole(Mode::Service, None)] {
+            assert_eq!(without.node().kept_bytes, NO_CAP);
+        }
+    }
 }

@@ -6,6 +6,7 @@ pub mod config;
 pub mod derive;
 pub mod effective;
 pub mod judge;
+mod memory;
 pub mod outside;
 pub mod places;
 pub mod preflight;

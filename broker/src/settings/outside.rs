@@ -3,7 +3,7 @@
 
 use crate::manager::inherited::Inherited;
 use crate::settings::config::ConfigError;
-use crate::settings::subordinate;
+use crate::settings::{memory, subordinate};
 use fdbroker_core::SubordinateRange;
 use nix::unistd::User;
 use std::collections::BTreeMap;
@@ -24,6 +24,9 @@ pub struct Host {
     pub open_fds: u64,
     /// Uids that may own the broker's directories: those of its user.
     pub owners: Vec<u32>,
+    /// Bytes of memory: the machine's, or less where a cgroup of this process has less; `None`: not
+    /// known.
+    pub memory_bytes: Option<u64>,
     /// Uids that share as one user, by the user's name in subuid(5).
     pub subordinate_uids: Vec<(String, SubordinateRange)>,
 }
@@ -39,7 +42,8 @@ impl Host {
         let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
         let euid = nix::unistd::geteuid().as_raw();
         let subordinate_uids = subordinate::of_this_machine();
-        Host { euid, hard_fds, open_fds, owners: vec![euid], subordinate_uids }
+        let memory_bytes = memory::of_this_process();
+        Host { euid, hard_fds, open_fds, owners: vec![euid], memory_bytes, subordinate_uids }
     }
 
     /// The same for a look by somebody else than the daemon: the node's broker mostly has a user

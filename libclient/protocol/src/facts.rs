@@ -36,6 +36,15 @@ impl Facts {
     pub const fn new(kind: MemoryKind, size_bytes: u64) -> Self {
         Facts { kind, device: 0, gpu: Gpu::NONE, size_bytes, fd_offset: 0, owner_allocation_id: 0 }
     }
+
+    /// Whether it is memory of the host. A dma-buf is, unless its owner names a GPU.
+    pub fn is_of_host(&self) -> bool {
+        match self.kind {
+            MemoryKind::Memfd => true,
+            MemoryKind::CudaVmm => false,
+            MemoryKind::DmaBuf => self.gpu.is_none(),
+        }
+    }
 }
 
 /// [`Facts`] in messages and records, 53 bytes: the 3 bytes after them are each message's own.

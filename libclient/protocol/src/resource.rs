@@ -163,7 +163,7 @@ resources! {
         "names and metadata of objects, with their records, and names that requests wait for",
         "delete objects, or raise the cap";
     KeptBytes = 20, kept_bytes, Bytes, Domain, [Domain Node],
-        "memory of objects that outlive their creator",
+        "host memory of objects that outlive their creator",
         "delete kept objects, or raise the cap";
     KeptFds = 21, kept_fds, Fds, Domain, [Domain Node],
         "fds of objects that outlive their creator",
@@ -174,6 +174,9 @@ resources! {
     Gpus = 23, gpus, Gpus, Domain, [],
         "GPUs that owners say their memory is on",
         "release allocations of other GPUs, or name the GPUs that there are";
+    KeptGpuBytes = 24, kept_gpu_bytes, Bytes, Domain, [Domain Node],
+        "memory of GPUs of objects that outlive their creator",
+        "delete kept objects, or raise the cap";
 }
 
 impl Resource {

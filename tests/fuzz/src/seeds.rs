@@ -227,7 +227,9 @@ fn begun(texts: &[&str]) -> Vec<Vec<u8>> {
 fn config() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let (owners, subordinate_uids) = (vec![0], Default::default());
-    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8, owners, subordinate_uids };
+    let memory_bytes = Some(64 << 30);
+    let host =
+        Host { euid: 0, hard_fds: 4096, open_fds: 8, owners, memory_bytes, subordinate_uids };
     let settings =
         Settings::resolve(&Args::default(), &Environment::default(), ConfigFile::default(), &host);
     let settings = settings.expect("the defaults can be used");

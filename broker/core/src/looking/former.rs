@@ -249,6 +249,7 @@ impl Core {
         let size = kept.deposit.facts.size_bytes;
         let number = self.books.objects.groups.insert(Group {
             job,
+            is_host: kept.deposit.facts.is_of_host(),
             state: GroupState::Sealed(kept.version),
             keep_us: kept.keep_us,
             pin: kept.pin,

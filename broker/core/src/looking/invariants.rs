@@ -264,7 +264,7 @@ impl Core {
             let scope = self.books.clients.scope_of_domain(group.domain);
             let named = group.members.iter().filter(|member| member.is_named);
             named.flat_map(of_member).for_each(|charge| right.add(scope, charge));
-            let kept = group.is_kept.then(|| of_kept(group.size_bytes, group.pin));
+            let kept = group.is_kept.then(|| of_kept(group.size_bytes, group.is_host, group.pin));
             kept.into_iter().flatten().for_each(|charge| right.add(scope, charge));
         }
         for log in self.books.objects.watches.logs.values() {

@@ -56,6 +56,7 @@ impl Core {
                 owner == Some(allocation.owner)
                     && allocation.domain == group.domain
                     && allocation.size_bytes == group.size_bytes
+                    && self.books.allocations.facts(group.allocation).is_of_host() == group.is_host
                     && !traits.is_recallable()
                     && !traits.is_to_be_kept()
             });

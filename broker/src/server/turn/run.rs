@@ -77,7 +77,8 @@ impl Server {
         if groups == 0 || self.kept.is_there() {
             return;
         }
-        let (bytes, pinned) = (now(Resource::KeptBytes), now(Resource::PermanentBytes));
+        let bytes = now(Resource::KeptBytes) + now(Resource::KeptGpuBytes);
+        let pinned = now(Resource::PermanentBytes);
         // What a job has put ends with the job: `fdbroker run` shows warnings.
         log::info!(
             "kept objects end with this broker: {groups} groups of {bytes} bytes, {pinned} bytes of them pinned; what \

@@ -183,7 +183,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 300 bytes.
+/// One client, 308 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -214,7 +214,7 @@ pub struct ClientRecord {
     pub command: [u8; COMMAND_BYTES],
 }
 
-/// One job of a domain, or one domain, 624 bytes.
+/// One job of a domain, or one domain, 648 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -35,6 +35,7 @@ pub fn run(data: &[u8]) {
         hard_fds: if choice & 16 != 0 { 1024 } else { 1 << 20 },
         open_fds: 8,
         owners: vec![euid],
+        memory_bytes: (choice & 32 != 0).then_some(1 << 30),
         subordinate_uids: Default::default(),
     };
     let settings = match Settings::resolve(&args, &environment, file, &host) {

@@ -29,7 +29,7 @@ fn metrics_when_the_fd_table_is_larger_then_so_is_its_cap() {
 }
 
 /// Names in the configuration, and of the series.
-const CAPS: [(&str, &str); 13] = [
+const CAPS: [(&str, &str); 14] = [
     ("fds", "fdbroker_cap_fds"),
     ("held_fds", "fdbroker_held_cap_fds"),
     ("held_bytes", "fdbroker_held_cap_bytes"),
@@ -41,6 +41,7 @@ const CAPS: [(&str, &str); 13] = [
     ("object_names", "fdbroker_object_cap_names"),
     ("metadata_bytes", "fdbroker_metadata_cap_bytes"),
     ("kept_bytes", "fdbroker_kept_cap_bytes"),
+    ("kept_gpu_bytes", "fdbroker_kept_gpu_cap_bytes"),
     ("kept_fds", "fdbroker_kept_cap_fds"),
     ("permanent_bytes", "fdbroker_permanent_cap_bytes"),
 ];

@@ -60,7 +60,7 @@ const OF_CRASH: [&str; 2] = ["fdbroker_named_again_total", "fdbroker_lost_total"
 const DROPPED: [&str; 2] = ["fdbroker_tombstones_dropped_total", "fdbroker_events_dropped_total"];
 
 /// What objects are charged with: no program can make any yet.
-const OF_OBJECTS: [&str; 15] = [
+const OF_OBJECTS: [&str; 18] = [
     "fdbroker_object_names",
     "fdbroker_object_peak_names",
     "fdbroker_user_object_names",
@@ -70,6 +70,9 @@ const OF_OBJECTS: [&str; 15] = [
     "fdbroker_kept_bytes",
     "fdbroker_kept_peak_bytes",
     "fdbroker_user_kept_bytes",
+    "fdbroker_kept_gpu_bytes",
+    "fdbroker_kept_gpu_peak_bytes",
+    "fdbroker_user_kept_gpu_bytes",
     "fdbroker_kept_fds",
     "fdbroker_kept_peak_fds",
     "fdbroker_user_kept_fds",

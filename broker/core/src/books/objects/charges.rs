@@ -26,10 +26,11 @@ fn of_objects<'a>(objects: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) 
 }
 
 /// What a kept group is charged with beside its fd and memory.
-pub(crate) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
+pub(crate) fn of_kept(bytes: u64, is_host: bool, pin: bool) -> [Charge; 3] {
+    let kept = if is_host { Resource::KeptBytes } else { Resource::KeptGpuBytes };
     [
         Charge(Resource::KeptFds, 1),
-        Charge(Resource::KeptBytes, bytes),
+        Charge(kept, bytes),
         Charge(Resource::PermanentBytes, if pin { bytes } else { 0 }),
     ]
 }
@@ -42,6 +43,7 @@ pub(crate) fn of_objects_in(resource: Resource) -> fn(&ScopeRecord) -> u64 {
         Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
         Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
         Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
+        Resource::KeptGpuBytes => |it| it.account.counted(Resource::KeptGpuBytes),
         _ => |it| it.account.counted(Resource::KeptBytes),
     }
 }

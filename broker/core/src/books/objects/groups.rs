@@ -11,9 +11,25 @@ use crate::books::slots::{SavedSlots, Slots};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against
-/// a cap of kept bytes; and since when it is not in use, or is, as far as the order knows.
-pub(crate) type Place = (bool, bool, Now);
+/// What the end of a group helps against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Class {
+    /// A cap of held bytes.
+    NotKept,
+    /// One of kept bytes of the host, too.
+    KeptHost,
+    /// One of kept bytes of GPUs, too.
+    KeptGpu,
+}
+
+impl Class {
+    /// Kept ones first.
+    pub(crate) const ALL: [Class; 3] = [Class::KeptHost, Class::KeptGpu, Class::NotKept];
+}
+
+/// Whether somebody has a lease of a group; its class; and since when it is not in use, or is, as
+/// far as the order knows.
+pub(crate) type Place = (bool, Class, Now);
 
 /// What a name must lead to when its object is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,6 +120,8 @@ pub struct Group {
     pub due: Option<Now>,
     /// Bytes of its memory.
     pub size_bytes: u64,
+    /// That is memory of the host, not of a device.
+    pub is_host: bool,
     /// When it was begun, or sealed.
     pub since: Now,
     /// When it was used last.
@@ -149,6 +167,7 @@ impl Group {
             is_kept: false,
             due: None,
             size_bytes,
+            is_host: true,
             since: now,
             used: now,
             members: Vec::new(),
@@ -170,6 +189,15 @@ impl Group {
         self.names += 1;
         let metadata = metadata.into();
         self.members.push(Member { name, offset, size_bytes, expect, metadata, is_named: true });
+    }
+
+    /// What its end helps against.
+    pub(crate) fn class(&self) -> Class {
+        match (self.is_kept, self.is_host) {
+            (false, _) => Class::NotKept,
+            (true, true) => Class::KeptHost,
+            (true, false) => Class::KeptGpu,
+        }
     }
 
     /// The version of its objects; 0 while they are in the making.

@@ -5,26 +5,27 @@ use std::collections::BTreeSet;
 
 use crate::api::Now;
 use crate::books::ledger::ScopeId;
-use crate::books::objects::groups::{Group, GroupState, Place};
+use crate::books::objects::groups::{Class, Group, GroupState, Place};
 use rustc_hash::FxHashMap;
 
-/// What the groups that may be evicted would free: that of those which are not kept, and of those
-/// which are.
+/// Which groups may make room; `None`: those of every class.
+pub(crate) type Which = Option<Class>;
+
+/// What the groups of each class that may be evicted would free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spare {
-    pub(crate) bytes: [u128; 2],
-    pub(crate) groups: [u64; 2],
+    pub(crate) bytes: [u128; 3],
+    pub(crate) groups: [u64; 3],
 }
 
 impl Spare {
-    pub(crate) fn change(&mut self, kept: bool, change: impl Fn(u128, u64) -> (u128, u64)) {
-        let at = usize::from(kept);
+    pub(crate) fn change(&mut self, of: Class, change: impl Fn(u128, u64) -> (u128, u64)) {
+        let at = of as usize;
         (self.bytes[at], self.groups[at]) = change(self.bytes[at], self.groups[at]);
     }
 
-    /// Bytes; of the kept ones alone, or of all.
-    pub(crate) fn bytes(&self, kept_alone: bool) -> u128 {
-        self.bytes[1] + if kept_alone { 0 } else { self.bytes[0] }
+    pub(crate) fn bytes(&self, of: Which) -> u128 {
+        of.map_or_else(|| self.bytes.iter().sum(), |class| self.bytes[class as usize])
     }
 }
 
@@ -33,30 +34,33 @@ impl Spare {
 pub(crate) struct Sums {
     pub(crate) all: Spare,
     pub(crate) of: FxHashMap<u32, Spare>,
-    /// The domains by the bytes of all their groups, and of the kept ones.
-    pub(crate) richest: [BTreeSet<(u128, u32)>; 2],
+    /// The domains by the bytes of their groups.
+    pub(crate) richest: [BTreeSet<(u128, u32)>; 3],
 }
+
+/// Of which groups the sets of the richest are.
+const RICHEST: [Which; 3] = [None, Some(Class::KeptHost), Some(Class::KeptGpu)];
 
 impl Sums {
     pub(crate) fn change(
         &mut self,
         domain: u32,
-        kept: bool,
+        class: Class,
         change: impl Fn(u128, u64) -> (u128, u64),
     ) {
-        self.all.change(kept, &change);
+        self.all.change(class, &change);
         let former = self.of(domain);
         let mut now = former;
-        now.change(kept, &change);
+        now.change(class, &change);
         if now == Spare::default() {
             self.of.remove(&domain)
         } else {
             self.of.insert(domain, now)
         };
-        for (kept_alone, richest) in [false, true].into_iter().zip(&mut self.richest) {
-            richest.remove(&(former.bytes(kept_alone), domain));
-            if now.bytes(kept_alone) > 0 {
-                richest.insert((now.bytes(kept_alone), domain));
+        for (of, richest) in RICHEST.into_iter().zip(&mut self.richest) {
+            richest.remove(&(former.bytes(of), domain));
+            if now.bytes(of) > 0 {
+                richest.insert((now.bytes(of), domain));
             }
         }
     }
@@ -73,11 +77,12 @@ impl Sums {
         domain: u32,
         scope: ScopeId,
         bytes: u64,
-        kept_alone: bool,
+        which: Which,
     ) -> Option<u32> {
-        let own = self.of(domain).bytes(kept_alone);
+        let own = self.of(domain).bytes(which);
+        let at = RICHEST.iter().position(|it| *it == which)?;
         let (most, richest) = match scope {
-            ScopeId::NODE => self.richest[usize::from(kept_alone)].last().copied()?,
+            ScopeId::NODE => self.richest[at].last().copied()?,
             _ => (0, domain),
         };
         let is_own = own > 0 && own + u128::from(bytes) >= most;
@@ -86,12 +91,12 @@ impl Sums {
 
     pub(crate) fn check(&self, right: &FxHashMap<u32, Spare>) {
         assert_eq!(self.of, *right, "what groups would free");
-        for (kept_alone, richest) in [false, true].into_iter().zip(&self.richest) {
-            let right = right.iter().map(|(domain, it)| (it.bytes(kept_alone), *domain));
+        for (of, richest) in RICHEST.into_iter().zip(&self.richest) {
+            let right = right.iter().map(|(domain, it)| (it.bytes(of), *domain));
             let right: BTreeSet<_> = right.filter(|(bytes, _)| *bytes > 0).collect();
             assert_eq!(*richest, right, "domains by what they can free");
             let all: u128 = right.iter().map(|(bytes, _)| bytes).sum();
-            assert_eq!(self.all.bytes(kept_alone), all, "what all can free");
+            assert_eq!(self.all.bytes(of), all, "what all can free");
         }
     }
 }
@@ -123,10 +128,10 @@ impl Order {
         self.sums(place.0).change(domain, place.1, change);
     }
 
-    pub(crate) fn first(&self, domain: u32, leased: bool, kept: bool) -> Option<(Now, u32)> {
-        let from = (domain, (leased, kept, Now(0)), 0);
+    pub(crate) fn first(&self, domain: u32, leased: bool, class: Class) -> Option<(Now, u32)> {
+        let from = (domain, (leased, class, Now(0)), 0);
         let (of, place, group) = self.of_domain.range(from..).next()?;
-        let is_it = (*of, place.0, place.1) == (domain, leased, kept);
+        let is_it = (*of, place.0, place.1) == (domain, leased, class);
         is_it.then_some((place.2, *group))
     }
 
@@ -136,7 +141,7 @@ impl Order {
         let (mut count, mut spare_of) = (0, <[FxHashMap<u32, Spare>; 2]>::default());
         for (number, group, leased) in groups {
             let is_right = group.place.map(|place| (place.0, place.1));
-            assert_eq!(is_right, leased.map(|it| (it, group.is_kept)), "place of group {number}");
+            assert_eq!(is_right, leased.map(|it| (it, group.class())), "place of group {number}");
             let Some(place) = group.place else { continue };
             assert!(self.of_domain.contains(&(group.domain, place, number)));
             count += 1;

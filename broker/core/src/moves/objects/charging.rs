@@ -47,14 +47,14 @@ impl Books {
     pub(crate) fn charge_kept(
         &mut self,
         client: u32,
-        size: u64,
+        (size, is_host): (u64, bool),
         pin: bool,
         step: &mut Step,
     ) -> Result<(), Status> {
         if let Some(above) = self.above_held_bytes(client) {
             return Err(self.refusal(client, above));
         }
-        self.evict_kept_for(self.clients[client].domain, size, pin, step)?;
-        self.charge_objects(client, &of_kept(size, pin))
+        self.evict_kept_for(self.clients[client].domain, (size, is_host), pin, step)?;
+        self.charge_objects(client, &of_kept(size, is_host, pin))
     }
 }

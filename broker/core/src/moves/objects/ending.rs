@@ -81,7 +81,8 @@ impl Books {
         }
         let group = &mut self.objects.groups[number];
         if std::mem::take(&mut group.is_kept) {
-            let (domain, charges) = (group.domain, of_kept(group.size_bytes, group.pin));
+            let charges = of_kept(group.size_bytes, group.is_host, group.pin);
+            let domain = group.domain;
             self.release_objects(domain, &charges);
         }
     }

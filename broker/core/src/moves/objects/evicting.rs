@@ -3,8 +3,8 @@
 
 use crate::api::{NONE, Now};
 use crate::books::objects::charges::{of_kept, of_objects_in};
-use crate::books::objects::groups::Place;
-use crate::books::objects::order::{Order, Spare};
+use crate::books::objects::groups::{Class, Place};
+use crate::books::objects::order::{Order, Spare, Which};
 use crate::books::{Books, Charge, ScopeId, ScopeRecord};
 use crate::limits::RECLAIM_BATCH;
 use crate::moves::Step;
@@ -20,6 +20,11 @@ struct Wish {
     all: [u64; 2],
 }
 
+/// The classes of which groups may make room.
+fn classes(which: Which) -> impl Iterator<Item = Class> {
+    Class::ALL.into_iter().filter(move |class| which.is_none_or(|which| which == *class))
+}
+
 impl Books {
     /// A group may be evicted from now on, or no more, or stands elsewhere.
     pub(crate) fn order_group(&mut self, number: u32) {
@@ -29,7 +34,7 @@ impl Books {
 
     fn order_group_at(&mut self, number: u32, at: Now) {
         let group = &self.objects.groups[number];
-        let place = self.may_go(group).map(|is_leased| (is_leased, group.is_kept, at));
+        let place = self.may_go(group).map(|is_leased| (is_leased, group.class(), at));
         self.place_group(number, place);
     }
 
@@ -65,13 +70,10 @@ impl Books {
 
     /// The group of a domain that was not used for longest; at most so many are looked at in a
     /// step.
-    fn group_to_evict(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> Option<u32> {
-        let kept = self.objects.order.first(domain, false, true);
-        let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
-        let (at, number) = match (kept, other) {
-            (Some(kept), Some(other)) => kept.min(other),
-            (kept, other) => kept.or(other)?,
-        };
+    fn group_to_evict(&mut self, domain: u32, which: Which, step: &mut Step) -> Option<u32> {
+        let order = &self.objects.order;
+        let firsts = classes(which).filter_map(|class| order.first(domain, false, class));
+        let (at, number) = firsts.min()?;
         debug_assert!(self.objects.groups[number].used <= at, "the order knows of each use");
         step.allowances.object_looks.take().then_some(number)
     }
@@ -82,7 +84,7 @@ impl Books {
     fn evict_until(
         &mut self,
         (domain, bytes): (u32, u64),
-        kept_alone: bool,
+        which: Which,
         wishes: &[Wish],
         step: &mut Step,
     ) -> Result<(), Status> {
@@ -91,17 +93,17 @@ impl Books {
         };
         if let Some(scope) = full(self, |wish| wish.idle) {
             let leased = &self.objects.order.leased;
-            let payer = leased.payer(domain, scope, bytes, kept_alone);
+            let payer = leased.payer(domain, scope, bytes, which);
             return match payer.filter(|_| full(self, |wish| wish.all).is_none()) {
-                Some(payer) if self.ask_for_groups(payer, kept_alone, step) => {
+                Some(payer) if self.ask_for_groups(payer, which, step) => {
                     Err(ErrorCode::Again.into())
                 }
                 _ => Ok(()),
             };
         }
         while let Some(scope) = full(self, |_| [0; 2]) {
-            let payer = self.objects.order.idle.payer(domain, scope, bytes, kept_alone);
-            let group = payer.and_then(|payer| self.group_to_evict(payer, kept_alone, step));
+            let payer = self.objects.order.idle.payer(domain, scope, bytes, which);
+            let group = payer.and_then(|payer| self.group_to_evict(payer, which, step));
             let number = group.ok_or(ErrorCode::Again)?;
             let slot = self.objects.groups[number].allocation;
             self.counters.evictions += 1;
@@ -114,15 +116,14 @@ impl Books {
 
     /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`:
     /// there may be an answer soon.
-    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> bool {
+    fn ask_for_groups(&mut self, domain: u32, which: Which, step: &mut Step) -> bool {
         let order = &self.objects.order.of_domain;
-        let leased = |kept| {
+        let leased = |class| {
             let (from, to) =
-                ((domain, (true, kept, Now(0)), 0), (domain, (true, kept, Now(u64::MAX)), NONE));
+                ((domain, (true, class, Now(0)), 0), (domain, (true, class, Now(u64::MAX)), NONE));
             order.range(from..to).map(|(.., group)| *group).take(RECLAIM_BATCH)
         };
-        let other = leased(false).take(if kept_alone { 0 } else { RECLAIM_BATCH });
-        let groups: Vec<u32> = leased(true).chain(other).collect();
+        let groups: Vec<u32> = classes(which).flat_map(leased).collect();
         let mut may_come = false;
         for number in groups {
             if !step.allowances.object_looks.take() {
@@ -165,29 +166,30 @@ impl Books {
             return Ok(());
         }
         let domain = self.clients[owner].domain;
-        let wish = self.wish(domain, charge, ScopeRecord::resident, |spare| spare.bytes(false));
-        self.evict_until((domain, bytes), false, &[wish], step)
+        let wish = self.wish(domain, charge, ScopeRecord::resident, |spare| spare.bytes(None));
+        self.evict_until((domain, bytes), None, &[wish], step)
     }
 
     /// Ends evictable groups that are kept until a domain may keep another group of so many bytes,
-    /// if that lets it.
+    /// if that lets it: those of the same kind of memory.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn evict_kept_for(
         &mut self,
         domain: u32,
-        bytes: u64,
+        (bytes, is_host): (u64, bool),
         pin: bool,
         step: &mut Step,
     ) -> Result<(), Status> {
-        let wishes = of_kept(bytes, pin).map(|charge| {
-            let freed: fn(&Spare) -> u128 = match charge.0 {
-                Resource::KeptFds => |spare| spare.groups[1].into(),
-                Resource::KeptBytes => |spare| spare.bytes(true),
-                _ => |_| 0,
+        let class = if is_host { Class::KeptHost } else { Class::KeptGpu };
+        let wishes = of_kept(bytes, is_host, pin).map(|charge| {
+            let freed = |spare: &Spare| match charge.0 {
+                Resource::KeptFds => spare.groups[class as usize].into(),
+                Resource::PermanentBytes => 0,
+                _ => spare.bytes(Some(class)),
             };
             self.wish(domain, charge, of_objects_in(charge.0), freed)
         });
-        self.evict_until((domain, bytes), true, &wishes, step)
+        self.evict_until((domain, bytes), Some(class), &wishes, step)
     }
 
     fn wish(
@@ -195,7 +197,7 @@ impl Books {
         domain: u32,
         Charge(resource, amount): Charge,
         count: fn(&ScopeRecord) -> u64,
-        freed: fn(&Spare) -> u128,
+        freed: impl Fn(&Spare) -> u128,
     ) -> Wish {
         let Order { idle, leased, .. } = &self.objects.order;
         let narrow = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);

@@ -53,8 +53,10 @@ impl Core {
         let Create { replace, keep_us, pin, inherits, outlives, evictable, .. } = *create;
         let deposit = create.deposit.judged?;
         let size = deposit.facts.size_bytes;
+        let is_host = deposit.facts.is_of_host();
         let new = Group::new(domain, scope, (client, serial), pid, size, step.now);
-        let group = Group { job, replace, keep_us, pin, inherits, outlives, evictable, ..new };
+        let group =
+            Group { job, is_host, replace, keep_us, pin, inherits, outlives, evictable, ..new };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
         let stored = begun.and_then(|()| self.store_group(client, deposit, step));
@@ -244,11 +246,12 @@ impl Core {
         let group = &self.books.objects.groups[number];
         let (domain, scope, count) = (group.domain, group.scope, group.members.len());
         // Before others make room for it, or lose their names.
-        let (size, (keep_us, pin)) = (group.size_bytes, self.books.lasting(group));
+        let memory = (group.size_bytes, group.is_host);
+        let (keep_us, pin) = self.books.lasting(group);
         let keeps = keep_us.is_some() || pin;
         if keeps {
             let aside = self.books.set_expected_aside(number);
-            let charged = self.books.charge_kept(client, size, pin, step);
+            let charged = self.books.charge_kept(client, memory, pin, step);
             aside.into_iter().for_each(|expected| self.books.order_group(expected));
             charged?;
         }

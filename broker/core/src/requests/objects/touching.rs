@@ -33,9 +33,10 @@ impl Core {
         let number = place.group;
         let group = &self.books.objects.groups[number];
         let (was_kept, size, domain) = (group.is_kept, group.size_bytes, group.domain);
+        let is_host = group.is_host;
         let (had_pin, pin) = (group.pin, touch.pin.unwrap_or(group.pin));
         if keeps && !was_kept {
-            self.books.charge_kept(client, size, pin, step)?;
+            self.books.charge_kept(client, (size, is_host), pin, step)?;
         } else if was_kept && pin && !had_pin {
             self.books.charge_objects(client, &[Charge(Resource::PermanentBytes, size)])?;
         } else if was_kept && had_pin && !pin {

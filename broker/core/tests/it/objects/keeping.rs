@@ -127,3 +127,30 @@ fn objects_when_a_page_begins_within_a_group_then_it_goes_on_there() {
     assert_eq!(names(1..2, 0), [((1, 0), "d".to_owned())]);
     assert_eq!((names(2..9, 0).len(), world.core.group_slots()), (0, 2));
 }
+
+#[test]
+fn seal_when_kept_memory_is_of_a_gpu_then_its_own_cap_counts_it_and_host_memory_makes_no_room() {
+    let node = Caps { kept_bytes: SIZE, kept_gpu_bytes: SIZE, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    let on_gpu = |objects| {
+        let mut memory = sized(SIZE, deposit(0));
+        memory.facts.kind = fdbroker_protocol::MemoryKind::CudaVmm;
+        Create { evictable: true, deposit: arrived(memory), ..kept(objects, 100_000) }
+    };
+    world.put_with(OWNER, &Create { evictable: true, ..kept(&[object("host")], 100_000) });
+    let [gpu, more, other] = ["gpu", "more", "other"].map(|name| [object(name)]);
+    world.put_with(OWNER, &Create { evictable: false, ..on_gpu(&gpu) });
+    let both = [Resource::KeptBytes, Resource::KeptGpuBytes];
+    assert_eq!(both.map(|it| world.now_of(it)), [SIZE; 2]);
+    let more = world.create_with(OWNER, &on_gpu(&more)).expect("begun");
+    let refused = world.seal(OWNER, more).expect_err("two do not fit").to_string();
+    assert!(refused.contains("raise the cap (caps.node.kept_gpu_bytes)"), "{refused}");
+    let is_there = |world: &World| {
+        let mut names = world.core.names_for(USER, false, b"host", b"").expect("a domain");
+        names.any(|(_, view)| view.is_some())
+    };
+    assert!(is_there(&world), "it would not have helped");
+    world.put_with(OWNER, &Create { evictable: true, ..kept(&other, 100_000) });
+    assert!(!is_there(&world), "it made room");
+    assert_eq!(both.map(|it| world.now_of(it)), [SIZE; 2]);
+}
