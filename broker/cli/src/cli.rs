@@ -3,6 +3,7 @@
 
 use crate::commands::*;
 use crate::records::{allocations, clients, jobs};
+use crate::subject::of_user::UserListArgs;
 use crate::table::{ListArgs, after_help};
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -64,11 +65,12 @@ pub enum Command {
     Health(health::Args),
     /// List the allocations
     #[command(after_long_help = after_help(allocations::EXAMPLES))]
-    Ls(ListArgs),
+    Ls(UserListArgs),
     /// List the clients and what they are charged for
     #[command(after_long_help = after_help(clients::EXAMPLES))]
-    Clients(ListArgs),
+    Clients(UserListArgs),
     Holders(holders::Args),
+    Fd(fd::Args),
     Evict(evict::Args),
     Revoke(revoke::Args),
     Drain(drain::Args),
@@ -82,7 +84,7 @@ pub enum Command {
     Audit(audit::Args),
     /// List the jobs that use the broker, and what each is charged for
     #[command(after_long_help = after_help(jobs::EXAMPLES))]
-    Jobs(ListArgs),
+    Jobs(UserListArgs),
     /// List the GPUs that memory is shared of
     #[command(after_long_help = after_help(gpus::EXAMPLES))]
     Gpus(ListArgs),

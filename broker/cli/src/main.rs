@@ -64,9 +64,17 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Demo(args) => demo::run(&args)?,
         Command::Status(args) => done(status::run(args))?,
         Command::Health(_) => health::run()?,
-        Command::Ls(args) => done(List::show("allocations", allocations::COLUMNS, &args))?,
-        Command::Clients(args) => done(List::show("clients", &clients::COLUMNS, &args))?,
+        Command::Ls(args) => done(List::show(
+            "allocations",
+            allocations::COLUMNS,
+            (&args.list, args.selection()?),
+            "SIZE",
+        ))?,
+        Command::Clients(args) => {
+            done(List::show("clients", &clients::COLUMNS, (&args.list, args.selection()?), "FDS"))?
+        }
         Command::Holders(args) => done(holders::run(args))?,
+        Command::Fd(args) => done(fd::run(&args))?,
         Command::Evict(args) => evict::run(args)?,
         Command::Revoke(args) => revoke::run(args)?,
         Command::Drain(args) => drain::run(&args)?,
@@ -78,7 +86,9 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Pin(args) => pin::run(&args)?,
         Command::Watch(args) => done(watch::run(args))?,
         Command::Audit(args) => audit::run(&args)?,
-        Command::Jobs(args) => done(List::show("jobs", &jobs::COLUMNS, &args))?,
+        Command::Jobs(args) => {
+            done(List::show("jobs", &jobs::COLUMNS, (&args.list, args.selection()?), "FDS"))?
+        }
         Command::Gpus(args) => done(gpus::run(&args))?,
         Command::Limits(args) => done(limits::run(args))?,
         Command::Show(args) => done(show::run(args))?,

@@ -315,7 +315,7 @@ fn check_config_when_caps_have_units_then_those_of_limits_set() {
         assert!(out.lines().any(|it| it == line), "{line} in\n{out}");
     }
     for (wrong, remedy) in [
-        ("\"8X\"", "use digits and K, M, G, T, Ki, Mi, Gi or Ti, or none"),
+        ("\"8X\"", "use digits and K, M, G, T, P, Ki, Mi, Gi, Ti or Pi, or none"),
         ("\"99999999T\"", "too large"),
         ("-1", "a number that is not negative"),
         ("1.5", "text such as \"8Gi\""),

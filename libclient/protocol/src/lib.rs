@@ -25,7 +25,7 @@ pub mod page;
 pub mod resource;
 pub mod virtual_fd;
 
-pub use cap_text::parse_cap;
+pub use cap_text::{parse_amount, parse_cap};
 pub use codec::{DecodeError, Message, Writer};
 pub use count::{ByCounter, ByGauge, ByLogTopic, Counter, Gauge, LogTopic};
 pub use error::{ErrorCode, FdType, Status};

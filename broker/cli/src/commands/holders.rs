@@ -35,6 +35,7 @@ pub struct Args {
 /// Prints the leases of a subject, or all leases.
 pub fn run(args: Args) -> Result<()> {
     let Some(list) = List::new("holders", COLUMNS, &args.list)? else { return Ok(()) };
+    let list = list.largest_first(COLUMNS, "SIZE");
     let mut admin = viewing::connect()?;
     let selection = match args.subject {
         None => Selection::ALL,

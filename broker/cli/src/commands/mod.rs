@@ -10,6 +10,7 @@ pub mod demo;
 pub mod doctor;
 pub mod drain;
 pub mod evict;
+pub mod fd;
 pub mod get;
 pub mod gpus;
 pub mod health;

@@ -46,6 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
         return run_all(args);
     }
     let Some(list) = List::new("objects", &COLUMNS, &args.list)? else { return Ok(()) };
+    let list = list.largest_first(&COLUMNS, "SIZE");
     let objects = connect(args.job)?;
     // Nobody is ever shown names of others, so no scope is said.
     list.print(None, |take| each_page(&objects, &args.prefix, take))
@@ -53,6 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn run_all(args: &Args) -> Result<()> {
     let Some(list) = List::new("objects", &OWNED, &args.list)? else { return Ok(()) };
+    let list = list.largest_first(&OWNED, "SIZE");
     let mut admin = viewing::connect()?;
     list.print(Some(admin.scope_name()), |take| {
         admin.each_page(Selection::ALL, |page: &[OwnedObject]| {

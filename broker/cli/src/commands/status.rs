@@ -3,7 +3,7 @@
 
 use crate::admin::viewing;
 use crate::error::Result;
-use crate::output::{Column, Columns, Output, Side, counted, human_time};
+use crate::output::{Column, Columns, Output, Side, counted, human_time, wrapped};
 use crate::records::{self, StatusView, UseView};
 use crate::rooms::of_started;
 use fdbroker_protocol::Resource;
@@ -27,7 +27,7 @@ const COLUMNS: &[Column] = &[
     Column("RESERVED", Side::Right),
     Column("PEAK", Side::Right),
     Column("CAP", Side::Right),
-    Column("WHAT", Side::Left),
+    Column("WHAT", Side::LeftOrCut),
 ];
 
 #[derive(Serialize)]
@@ -80,7 +80,8 @@ fn print(View { status, started }: &View, out: &mut Output) -> Result<()> {
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     let (pid, up) = (status.pid, human_time(status.uptime_ms));
-    out.text(&format!("broker pid {pid}, up {up}: {}\n\n", parts.join(", ")))?;
+    out.text(&wrapped(&format!("broker pid {pid}, up {up}: {}", parts.join(", "))))?;
+    out.text("\n\n")?;
     if let Some(Started { cgroup }) = started {
         let cgroup = cgroup.as_deref().map(|it| format!(", and with the cgroup {it}"));
         let cgroup = cgroup.unwrap_or_default();
@@ -95,10 +96,11 @@ fn print(View { status, started }: &View, out: &mut Output) -> Result<()> {
     warnings.into_iter().flatten().try_for_each(|it| out.text(&format!("{it}\n\n")))?;
     let rows = status.uses.iter().filter(|(_, item)| item.is_counted);
     let rows = rows.map(|(resource, item)| row(resource, item));
-    Columns::new(COLUMNS, true).write(rows.collect(), out)?;
+    Columns::new(COLUMNS, true).within_the_terminal(true).write(rows.collect(), out)?;
     match &status.counters {
         Some(counters) => {
-            out.text(&format!("\nsince start: {}\n", records::counted_since_start(counters)))
+            let since = format!("since start: {}", records::counted_since_start(counters));
+            out.text(&format!("\n{}\n", wrapped(&since)))
         }
         None => Ok(()),
     }

@@ -151,6 +151,8 @@ pub enum Side {
 const GAP: usize = 2;
 /// Smallest width of cut text. A narrower terminal wraps the lines.
 const LEAST_CUT: usize = 8;
+/// Width that text needs for its column to be shown.
+const FAIR_CUT: usize = 20;
 /// Marks the place of a cut.
 const CUT: char = '…';
 
@@ -162,18 +164,31 @@ pub struct Columns {
     heading_due: bool,
     /// Width of a line, if it is limited.
     room: Option<usize>,
+    /// Columns that do not fit are still to be left out.
+    is_to_fit: bool,
+    /// Which cells of a row are shown; empty: all.
+    shown: Vec<bool>,
 }
 
 impl Columns {
     /// A table with these columns.
     pub fn new(columns: impl AsRef<[Column]>, headings: bool) -> Self {
         let columns = columns.as_ref().to_vec();
-        Columns { widths: vec![0; columns.len()], columns, heading_due: headings, room: None }
+        Columns {
+            widths: vec![0; columns.len()],
+            columns,
+            heading_due: headings,
+            room: None,
+            is_to_fit: false,
+            shown: Vec::new(),
+        }
     }
 
-    /// Limits the lines to the width of the terminal, if stdout is one.
-    pub fn within_the_terminal(mut self) -> Self {
+    /// Limits the lines to the width of the terminal, if stdout is one. With `fits` columns are left
+    /// out that the first rows leave no room for, beside those before them.
+    pub fn within_the_terminal(mut self, fits: bool) -> Self {
         self.room = terminal::size(io::stdout()).map(|(columns, _)| columns.into());
+        self.is_to_fit = fits;
         self
     }
 
@@ -197,6 +212,13 @@ impl Columns {
             return String::new();
         }
         if let Some(room) = self.room {
+            if std::mem::take(&mut self.is_to_fit) {
+                self.fit(&rows, room);
+            }
+            for row in rows.iter_mut().filter(|_| !self.shown.is_empty()) {
+                let mut shown = self.shown.iter();
+                row.retain(|_| *shown.next().unwrap_or(&true));
+            }
             self.cut(&mut rows, room);
         }
         let heading = std::mem::take(&mut self.heading_due)
@@ -231,14 +253,36 @@ impl Columns {
         text.push('\n');
     }
 
+    fn widest(&self, rows: &[Vec<String>], index: usize) -> usize {
+        let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.width());
+        let known = self.columns[index].0.len().max(self.widths[index]);
+        cells.max().unwrap_or(0).max(known)
+    }
+
+    /// Leaves out each column that has no room beside those before it; the first one stays.
+    fn fit(&mut self, rows: &[Vec<String>], room: usize) {
+        let mut left = room + GAP;
+        let fits = (0..self.columns.len()).map(|index| {
+            let (widest, column) = (self.widest(rows, index), self.columns[index]);
+            let needed = GAP
+                + match column.1 {
+                    Side::LeftOrCut => widest.min(FAIR_CUT.max(column.0.len())),
+                    Side::Left | Side::Right => widest,
+                };
+            let fits = index == 0 || needed <= left;
+            left = left.saturating_sub(if fits { needed } else { 0 });
+            fits
+        });
+        self.shown = fits.collect();
+        let mut shown = self.shown.iter();
+        self.columns.retain(|_| *shown.next().unwrap_or(&true));
+        self.widths.truncate(self.columns.len());
+    }
+
     /// Cuts text, the widest columns first, until a line fits into `room`.
     fn cut(&self, rows: &mut [Vec<String>], room: usize) {
-        let widest = |index: usize| {
-            let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.width());
-            let known = self.columns[index].0.len().max(self.widths[index]);
-            cells.max().unwrap_or(0).max(known)
-        };
-        let mut widths: Vec<usize> = (0..self.columns.len()).map(widest).collect();
+        let mut widths: Vec<usize> =
+            (0..self.columns.len()).map(|index| self.widest(rows, index)).collect();
         let gaps = GAP * widths.len().saturating_sub(1);
         let mut excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(room);
         while excess > 0 {
@@ -257,6 +301,25 @@ impl Columns {
             }
         }
     }
+}
+
+/// Text in lines that fit the terminal, if stdout is one.
+pub fn wrapped(text: &str) -> String {
+    let room = terminal::size(io::stdout()).map_or(usize::MAX, |(columns, _)| columns.into());
+    let (mut lines, mut used) = (String::with_capacity(text.len()), 0);
+    for word in text.split(' ') {
+        let fits = used == 0 || used + 1 + word.width() <= room;
+        lines.push_str(if used == 0 {
+            ""
+        } else if fits {
+            " "
+        } else {
+            "\n"
+        });
+        used = if fits { used + usize::from(used > 0) } else { 0 } + word.width();
+        lines.push_str(word);
+    }
+    lines
 }
 
 /// The beginning of `text`, with a mark that there is more.

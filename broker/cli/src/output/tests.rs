@@ -132,3 +132,27 @@ fn printable_when_text_would_move_the_cursor_or_turn_its_direction_then_shown_as
     assert_eq!(printable("plain/ümlaut \u{1f600}"), "plain/ümlaut \u{1f600}");
     assert_eq!(printable("\u{202e}x"), "\\u202ex");
 }
+
+#[test]
+fn columns_when_not_all_fit_then_the_first_are_shown_and_others_where_there_is_room() {
+    const COLUMNS: &[Column] = &[
+        Column("NAME", Side::LeftOrCut),
+        Column("SIZE", Side::Right),
+        Column("WIDE_NUMBER", Side::Right),
+        Column("KIND", Side::Left),
+    ];
+    let row = |name: &str| [name, "64 KiB", "1", "memfd"].map(str::to_owned).to_vec();
+    let format = |room, rows| {
+        let columns = Columns::new(COLUMNS, true);
+        Columns { room: Some(room), is_to_fit: true, ..columns }.format(rows)
+    };
+    let long = "a name of more than twenty characters";
+    assert_eq!(format(20, vec![row("a")]), "NAME    SIZE  KIND\na     64 KiB  memfd\n");
+    assert_eq!(format(40, vec![row(long)]).lines().map(|line| line.width()).max(), Some(40));
+    assert!(!format(40, vec![row(long)]).contains("WIDE_NUMBER"));
+    assert!(format(80, vec![row(long)]).contains(long), "all fit");
+    assert_eq!(format(1, vec![]), "NAME\n", "one is always there");
+    let mut table = Columns { room: Some(20), is_to_fit: true, ..Columns::new(COLUMNS, false) };
+    let parts = [table.format(vec![row("a")]), table.format(vec![row("b")])];
+    assert_eq!(parts, ["a  64 KiB  memfd\n", "b  64 KiB  memfd\n"], "later parts have the same");
+}

@@ -17,6 +17,9 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "its id", |it| {
         records::id(it.slot, it.generation)
     }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
+        Value::Size(it.facts.size_bytes.get())
+    }),
     Column::new(
         Kind::Word(AllocationState::NAMES),
         "STATE",
@@ -27,15 +30,12 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
             Value::word(state.map_or("unknown", AllocationState::name))
         },
     ),
-    Column::new(Kind::Word(MemoryKind::NAMES), "KIND", "kind", "kind of memory", |it| {
-        Value::word(MemoryKind::from_number(it.facts.kind).map_or("unknown", MemoryKind::name))
-    }),
-    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
-        Value::Size(it.facts.size_bytes.get())
-    }),
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of its owner, none once gone", owner),
     Column::new(Kind::Text, "NAME", "owner_name", "its owner's name for itself", |it| {
         records::name(&it.owner_name)
+    }),
+    Column::new(Kind::Text, "USER", "owner_user", "name of that user", |it| {
+        uid(it).map_or(Value::None("-"), records::user)
     }),
     Column::new(
         Kind::Text,
@@ -45,26 +45,6 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         |it| match it.object.get() {
             Some(name) => Value::Text(String::from_utf8_lossy(name).into_owned().into()),
             None => Value::None("-"),
-        },
-    ),
-    Column::new(
-        Kind::Number,
-        "UID",
-        "owner_uid",
-        "user of its owner, none before it is named again after a crash of the broker",
-        |it| Value::number_or(uid(it), "-"),
-    ),
-    Column::new(Kind::Text, "USER", "owner_user", "name of that user", |it| {
-        uid(it).map_or(Value::None("-"), records::user)
-    }),
-    Column::new(
-        Kind::Number,
-        "VIRTUAL_FD",
-        "virtual_fd",
-        "the fd number by which its owner passes it, under a layer (run --level-zero, run --cuda)",
-        |it| match it.virtual_fd.get() {
-            0 => Value::None("-"),
-            fd => Value::Number(fd.into()),
         },
     ),
     Column::new(
@@ -81,9 +61,6 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "leases whose holder has imported it and closed the fd",
         |it| Value::Number(it.mapped_leases.get().into()),
     ),
-    Column::new(Kind::Number, "WAITERS", "waiters", "requests that wait for it", |it| {
-        Value::Number(it.waiters.get().into())
-    }),
     Column::new(
         Kind::Time,
         "AGE",
@@ -97,6 +74,29 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "last_used_seconds",
         "time since it was granted last, or else registered",
         |it| Value::Time(it.unused_ms.get()),
+    ),
+    Column::new(Kind::Word(MemoryKind::NAMES), "KIND", "kind", "kind of memory", |it| {
+        Value::word(MemoryKind::from_number(it.facts.kind).map_or("unknown", MemoryKind::name))
+    }),
+    Column::new(Kind::Number, "WAITERS", "waiters", "requests that wait for it", |it| {
+        Value::Number(it.waiters.get().into())
+    }),
+    Column::new(
+        Kind::Number,
+        "UID",
+        "owner_uid",
+        "user of its owner, none before it is named again after a crash of the broker",
+        |it| Value::number_or(uid(it), "-"),
+    ),
+    Column::new(
+        Kind::Number,
+        "VIRTUAL_FD",
+        "virtual_fd",
+        "the fd number by which its owner passes it, under a layer (run --level-zero, run --cuda)",
+        |it| match it.virtual_fd.get() {
+            0 => Value::None("-"),
+            fd => Value::Number(fd.into()),
+        },
     ),
     Column::new(
         Kind::Number,

@@ -11,6 +11,10 @@ Examples:
   fdbroker clients --sort FDS:desc                 who uses most fds
   fdbroker clients --filter 'SILENT == yes or PARKED_REQUESTS > 0'";
 
+/// What matters most.
+const FIRST: [&str; 10] =
+    ["PID", "NAME", "USER", "JOB", "FDS", "HELD_BYTES", "OWN_FDS", "AGE", "COMMAND", "SILENT"];
+
 pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
     let shown = [records::SHOWN, &[Resource::ParkedRequests]].concat();
     let resources =
@@ -62,5 +66,5 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
         records::listener(|it| records::listener_number(it.listener)),
     ];
     all.extend(resources.chain(others));
-    all
+    records::in_order(all, &FIRST)
 });

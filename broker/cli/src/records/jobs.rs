@@ -17,6 +17,19 @@ Examples:
   fdbroker clients --filter 'JOB == slurm:4711'
   fdbroker ls -o +JOB";
 
+/// What matters most.
+const FIRST: [&str; 9] = [
+    "JOB",
+    "USER",
+    "FDS",
+    "HELD_BYTES",
+    "OBJECTS",
+    "CONNECTIONS",
+    "OWN_FDS",
+    "FDS_CAP",
+    "LEFT_ALLOCATIONS",
+];
+
 pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     let shown = [&[Resource::Connections], records::SHOWN].concat();
     let resources =
@@ -64,5 +77,5 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
         ),
     ];
     all.extend(resources.chain(others));
-    all
+    records::in_order(all, &FIRST)
 });

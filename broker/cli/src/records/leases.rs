@@ -19,12 +19,12 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Text, "NAME", "name", "its holder's name for itself", |it| {
         records::name(&it.name)
     }),
-    Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
-        Value::number_or(known(it, it.uid.get()), ANOTHER)
-    }),
     Column::new(Kind::Text, "USER", "user", "name of that user", |it| records::user(it.uid.get())),
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "what it is a lease of", |it| {
         records::id(it.slot, it.generation)
+    }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "size of its allocation", |it| {
+        Value::Size(it.size_bytes.get())
     }),
     Column::new(
         Kind::Word(&["open", "mapped"]),
@@ -39,12 +39,6 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
             })
         },
     ),
-    Column::new(Kind::Flag, "ENDED", "ended", "its allocation has ended", |it| {
-        Value::Flag(it.ended.get() != 0)
-    }),
-    Column::new(Kind::Size, "SIZE", "size_bytes", "size of its allocation", |it| {
-        Value::Size(it.size_bytes.get())
-    }),
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
         match it.owner_pid.get() {
             OTHER_OWNER => Value::None(ANOTHER),
@@ -53,6 +47,12 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     }),
     Column::new(Kind::Time, "AGE", "age_seconds", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
+    }),
+    Column::new(Kind::Flag, "ENDED", "ended", "its allocation has ended", |it| {
+        Value::Flag(it.ended.get() != 0)
+    }),
+    Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
+        Value::number_or(known(it, it.uid.get()), ANOTHER)
     }),
     Column::on_request(Kind::Text, "JOB", "job", "job of its holder", |it| {
         records::job(it.job, &it.job_name)

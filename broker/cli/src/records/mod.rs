@@ -193,6 +193,13 @@ pub const SHOWN: &[Resource] = &[
     Resource::ReservedPlaces,
 ];
 
+/// These columns with those of `first` before all others, in that order.
+pub fn in_order<R>(mut columns: Vec<Column<R>>, first: &[&str]) -> Vec<Column<R>> {
+    let place = |name: &str| first.iter().position(|it| *it == name).unwrap_or(first.len());
+    columns.sort_by_key(|column| place(column.name));
+    columns
+}
+
 /// An amount of a resource, for people.
 pub fn amount(resource: Resource, amount: u64) -> String {
     match resource.unit() {

@@ -75,8 +75,47 @@ impl Informed for Owned {
 fn columns<R: Informed + 'static>() -> impl Iterator<Item = Column<R>> {
     [
     Column::new(Kind::Text, "NAME", "name", "its name", |it: &R| {
-        Value::Text(it.info().name.clone().into())
+            Value::Text(it.info().name.clone().into())
+        }),
+    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| Value::Size(it.info().size_bytes)),
+    Column::new(
+        Kind::Word(ObjectState::NAMES),
+        "STATE",
+        "state",
+        "sealed, or in the making: then nobody can have it yet",
+        |it| Value::word(it.info().state.name()),
+    ),
+    Column::new(
+        Kind::Text,
+        "FLAGS",
+        "flags",
+        "kept: outlives its creator; pinned: ends neither by time nor to make room; evictable: may end when bytes are short; cooperative: only its maker's word keeps it from being written (GPU memory)",
+        |it| flags(it.info()),
+    ),
+    Column::new(Kind::Number, "LEASES", "leases", "leases of its group: who reads it", |it| {
+        Value::Number(it.info().leases.into())
     }),
+    Column::new(
+        Kind::Time,
+        "TTL",
+        "ttl_seconds",
+        "left to its group if nobody uses it, none if it does not end by time",
+        |it| it.info().ttl_left.map_or(Value::None("-"), time),
+    ),
+    Column::new(
+        Kind::Time,
+        "AGE",
+        "age_seconds",
+        "since it was sealed, or its group was begun",
+        |it| time(it.info().age),
+    ),
+    Column::new(
+        Kind::Number,
+        "CREATOR",
+        "creator_pid",
+        "pid of the process that made it, none once gone",
+        |it| Value::number_or(Some(it.info().creator_pid).filter(|_| !it.info().creator_gone), "gone"),
+    ),
     Column::new(
         Kind::Number,
         "VERSION",
@@ -87,14 +126,6 @@ fn columns<R: Informed + 'static>() -> impl Iterator<Item = Column<R>> {
             version => Value::Number(version),
         },
     ),
-    Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| Value::Size(it.info().size_bytes)),
-    Column::new(
-        Kind::Word(ObjectState::NAMES),
-        "STATE",
-        "state",
-        "sealed, or in the making: then nobody can have it yet",
-        |it| Value::word(it.info().state.name()),
-    ),
     Column::new(Kind::Word(MemoryKind::NAMES), "KIND", "kind", "kind of memory", |it| {
         Value::word(it.info().kind.name())
     }),
@@ -104,37 +135,6 @@ fn columns<R: Informed + 'static>() -> impl Iterator<Item = Column<R>> {
         "group",
         "allocation of its group, as in `ls`, `show` and `holders`: objects of one group are one piece of memory",
         |it| Value::Allocation(it.info().id),
-    ),
-    Column::new(
-        Kind::Time,
-        "AGE",
-        "age_seconds",
-        "since it was sealed, or its group was begun",
-        |it| time(it.info().age),
-    ),
-    Column::new(
-        Kind::Time,
-        "TTL",
-        "ttl_seconds",
-        "left to its group if nobody uses it, none if it does not end by time",
-        |it| it.info().ttl_left.map_or(Value::None("-"), time),
-    ),
-    Column::new(Kind::Number, "LEASES", "leases", "leases of its group: who reads it", |it| {
-        Value::Number(it.info().leases.into())
-    }),
-    Column::new(
-        Kind::Text,
-        "FLAGS",
-        "flags",
-        "kept: outlives its creator; pinned: ends neither by time nor to make room; evictable: may end when bytes are short; cooperative: only its maker's word keeps it from being written (GPU memory)",
-        |it| flags(it.info()),
-    ),
-    Column::new(
-        Kind::Number,
-        "CREATOR",
-        "creator_pid",
-        "pid of the process that made it, none once gone",
-        |it| Value::number_or(Some(it.info().creator_pid).filter(|_| !it.info().creator_gone), "gone"),
     ),
     Column::on_request(
         Kind::Size,

@@ -2,6 +2,7 @@
 //! subject that does not exist like one that holds nothing.
 
 pub mod handle;
+pub mod of_user;
 #[cfg(test)]
 mod tests;
 

@@ -32,15 +32,17 @@ A column is named by its heading, in any case, or by its key in JSON (-H shows b
 Filters compare a column with a value; `and`, `or` and parentheses join comparisons, and `and` binds closer.
   == != < <= > >=   as usual; for flags and words only == and !=
   =~                the text contains this
-  sizes             whole numbers with B, KiB, MiB, GiB, TiB or PiB; bytes without a unit
-  times             whole numbers with ms, s, m, h or d; seconds without a unit
+  sizes             whole numbers with KiB, MiB, GiB, TiB or PiB, as `8 GiB`, `8GiB` or `8Gi`; with K, M, G, T or P
+                    of 1000; bytes without a unit
+  times             whole numbers with ms, s, m or min, h or d; seconds without a unit
   flags             yes, no
   words             as the column has them, such as STATE == held
   none              no value, such as the pid of an owner that is gone
 Text with blanks or one of ()=!<>~ needs quotation marks: '...' or \"...\".
 
-Without --sort the list is printed page by page, in the broker's order. With --sort at most 1048576 records are
-printed, the first in the order wanted; stderr says how many are left out.
+On a terminal, without -o, the columns are shown that fit, and without --sort the largest comes first. Elsewhere all columns of the
+default are there, whole, and the list is printed page by page, in the broker's order. In an order at most 262144 records
+are printed, the first ones; stderr says how many are left out.
 ";
 
 /// The help of a list: the common part, then the list's own examples.

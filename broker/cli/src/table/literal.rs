@@ -3,21 +3,19 @@
 
 use super::column::Kind;
 use super::value::Value;
+use fdbroker_protocol::parse_amount;
 use std::borrow::Cow;
 
-const SIZE_UNITS: &[(&str, u64)] = &[
-    ("KiB", 1 << 10),
-    ("MiB", 1 << 20),
-    ("GiB", 1 << 30),
-    ("TiB", 1 << 40),
-    ("PiB", 1 << 50),
-    ("B", 1),
-    ("", 1),
-];
-
 /// In ms. A number without a unit is in seconds.
-const TIME_UNITS: &[(&str, u64)] =
-    &[("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000), ("", 1000)];
+const TIME_UNITS: &[(&str, u64)] = &[
+    ("ms", 1),
+    ("s", 1000),
+    ("m", 60_000),
+    ("min", 60_000),
+    ("h", 3_600_000),
+    ("d", 86_400_000),
+    ("", 1000),
+];
 
 impl Kind {
     /// Reads a value of a column of this kind; the error says what is wrong with it.
@@ -35,9 +33,9 @@ impl Kind {
             }
             .map(Value::Number)
             .ok_or_else(|| wrong("a whole number")),
-            Kind::Size => scaled(text, SIZE_UNITS)
-                .map(Value::Size)
-                .ok_or_else(|| wrong("a size: a whole number with B, KiB, MiB, GiB, TiB or PiB")),
+            Kind::Size => parse_amount(text).map(Value::Size).map_err(|_| {
+                wrong("a size: a whole number with KiB, MiB, GiB, TiB or PiB (or Ki, Mi ...), or K, M, G, T or P of 1000")
+            }),
             Kind::Time => scaled(text, TIME_UNITS)
                 .map(Value::Time)
                 .ok_or_else(|| wrong("a time: a whole number with ms, s, m, h or d")),
@@ -58,6 +56,7 @@ impl Kind {
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
+    let unit = unit.strip_prefix(' ').unwrap_or(unit);
     let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
     digits.parse::<u64>().ok()?.checked_mul(*factor)
 }
@@ -70,7 +69,12 @@ mod tests {
     fn parse_when_units_then_bytes_and_milliseconds() {
         assert_eq!(Kind::Size.parse("64KiB"), Ok(Value::Size(65536)));
         assert_eq!(Kind::Size.parse("7"), Ok(Value::Size(7)));
-        assert_eq!(Kind::Size.parse("2GiB"), Ok(Value::Size(2 << 30)));
+        for (text, bytes) in
+            [("8 GiB", 8 << 30), ("8Gi", 8 << 30), ("8G", 8_000_000_000), ("1PiB", 1 << 50)]
+        {
+            assert_eq!(Kind::Size.parse(text), Ok(Value::Size(bytes)), "{text}");
+        }
+        assert_eq!(Kind::Time.parse("4 min"), Ok(Value::Time(240_000)));
         assert_eq!(Kind::Time.parse("5"), Ok(Value::Time(5000)));
         assert_eq!(Kind::Time.parse("850ms"), Ok(Value::Time(850)));
         assert_eq!(Kind::Time.parse("5m"), Ok(Value::Time(300_000)));
@@ -81,13 +85,11 @@ mod tests {
 
     #[test]
     fn parse_when_not_exact_then_refused_and_the_units_are_named() {
-        for text in
-            ["", "KiB", "1.5KiB", "1 KiB", "1kb", "1K", "-1", "+1", "16384PiB", "1KiBx", "٣"]
-        {
+        for text in ["", "KiB", "1.5KiB", "1  KiB", "1kb", "-1", "+1", "16384PiB", "1KiBx", "٣"] {
             let error = Kind::Size.parse(text).expect_err(text);
             assert!(error.contains("MiB"), "{error}");
         }
-        for text in ["", "1.5s", "1min", "18446744073709551615h"] {
+        for text in ["", "1.5s", "1mins", "18446744073709551615h"] {
             assert!(Kind::Time.parse(text).is_err(), "{text}");
         }
         for text in ["", "1KiB", "0x", "0x+1", "0xg", "18446744073709551616"] {

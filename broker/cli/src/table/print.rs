@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::output::{self, Columns, Output, Side, commas, say};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::json;
+use std::io::IsTerminal;
 
 /// Rows that are aligned together. The first of them set the least widths of the columns.
 const ROWS_AT_ONCE: usize = 256;
@@ -23,6 +24,8 @@ pub struct List<R: 'static> {
     columns: Vec<&'static Column<R>>,
     filter: Option<Filter<R>>,
     order: Option<Order<R>>,
+    /// The columns are not chosen: those that fit are shown.
+    fits: bool,
     is_json: bool,
     no_headings: bool,
 }
@@ -50,9 +53,18 @@ impl<R: Clone> List<R> {
             columns: chosen,
             filter: filter.transpose()?,
             order: order.transpose()?,
+            fits: args.output.is_none(),
             is_json: args.json,
             no_headings: args.no_headings,
         }))
+    }
+
+    /// On a terminal the records with most in this column come first, unless they have an order.
+    pub fn largest_first(mut self, columns: &'static [Column<R>], name: &str) -> Self {
+        if self.order.is_none() && !self.is_json && std::io::stdout().is_terminal() {
+            self.order = Order::parse(columns, &format!("{name}:desc")).ok();
+        }
+        self
     }
 
     /// Prints the records as a table, or as `{"NAME":[{...},...]}`, with `scope` before it where
@@ -83,14 +95,14 @@ impl<R: Clone> List<R> {
         each_page: impl FnOnce(Taker<'_, R>) -> Result<()>,
         out: &mut Output,
     ) -> Result<()> {
-        let List { name, columns, filter, order, is_json, no_headings } = self;
+        let List { name, columns, filter, order, fits, is_json, no_headings } = self;
         let mut rows = if is_json {
             out.text(&format!("\"{name}\":["))?;
             Rows::Json { columns, is_first: true }
         } else {
             let heading = |it: &&Column<R>| output::Column(it.name, it.kind.side());
             let headings: Vec<_> = columns.iter().map(heading).collect();
-            let table = Columns::new(headings, !no_headings).within_the_terminal();
+            let table = Columns::new(headings, !no_headings).within_the_terminal(fits);
             Rows::Table { columns, table, waiting: Vec::new() }
         };
         let is_wanted = |record: &R| filter.as_ref().is_none_or(|filter| filter.has(record));
@@ -126,12 +138,16 @@ impl<R: Clone> List<R> {
 }
 
 impl<R: Record + Copy> List<R> {
-    /// Prints all records that the broker has of a kind, as the arguments say.
-    pub fn show(name: &'static str, columns: &'static [Column<R>], args: &ListArgs) -> Result<()> {
-        match Self::new(name, columns, args)? {
-            Some(list) => list.run(&mut viewing::connect()?, Selection::ALL),
-            None => Ok(()),
-        }
+    /// Prints the selected records that the broker has of a kind, as the arguments say. `largest`: see
+    /// [`List::largest_first`].
+    pub fn show(
+        name: &'static str,
+        columns: &'static [Column<R>],
+        (args, selection): (&ListArgs, Selection),
+        largest: &str,
+    ) -> Result<()> {
+        let Some(list) = Self::new(name, columns, args)? else { return Ok(()) };
+        list.largest_first(columns, largest).run(&mut viewing::connect()?, selection)
     }
 
     /// Prints the selected records of the broker.

@@ -8,7 +8,7 @@ use fdbroker_protocol::{Gpu, Handle};
 use nix::unistd::{Uid, User};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -142,8 +142,10 @@ fn ls_when_json_then_every_column_with_its_type() {
         let (key, kind) = (column["key"].as_str().expect("text"), column["type"].as_str());
         let value = &full[key];
         let is_right = match kind.expect("text") {
-            // This user need not have a name.
-            "text" if key == "owner_user" => value.is_string() || value.is_null(),
+            // This user need not have a name, and the memory is of no object.
+            "text" if ["owner_user", "object"].contains(&key) => {
+                value.is_string() || value.is_null()
+            }
             "text" | "word" | "allocation" => value.is_string(),
             "number" | "bytes" => value.is_u64(),
             "seconds" => value.is_f64(),
@@ -215,7 +217,7 @@ fn clients_when_listed_then_command_age_and_user_of_each_process() {
     let text = node.text(&["clients", "-n", "-o", "COMMAND", "--filter", &filter]);
     assert_eq!(text, format!("{name}\n{name}\n"));
     let text = node.text(&["clients"]);
-    assert!(words(&text)[0].starts_with(&["PID", "NAME", "COMMAND", "AGE", "UID"]), "{text}");
+    assert!(words(&text)[0].starts_with(&["PID", "NAME", "USER", "JOB", "FDS"]), "{text}");
 }
 
 /// What a command prints on a terminal with so many columns.
@@ -244,12 +246,75 @@ fn lists_when_the_terminal_is_narrow_then_text_is_cut_and_ages_are_whole() {
         assert!(last.starts_with(name) && last.ends_with("  no"), "{text}");
         assert_eq!(last.contains("owner o\u{2026}"), columns == 28, "{text}");
     }
-    // All columns need more than 80: the terminal wraps the lines, and no number is lost.
-    let [narrow, wide] = [80, 300].map(|columns| on_terminal(&node, &["ls"], columns));
-    for text in [&narrow, &wide] {
-        let lines = words(text);
-        assert!(lines[0].ends_with(&["WAITERS", "AGE", "LAST_USED", "INODE"]), "{text}");
-        assert_eq!(lines.len(), 6, "{text}");
+}
+
+/// Of lists on a terminal the columns that fit are shown, and what is largest comes first.
+#[test]
+fn lists_when_on_a_terminal_then_they_fit_and_the_largest_is_first() {
+    let node = Node::start();
+    for list in ["ls", "clients", "jobs", "holders", "status"] {
+        let [narrow, wide] = [80, 200].map(|columns| on_terminal(&node, &[list], columns));
+        for (text, columns) in [(&narrow, 80), (&wide, 200)] {
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest.is_some_and(|it| it <= columns), "{list} at {columns}: {text}");
+        }
+        let piped = node.text(&[list]);
+        let count = |text: &str| words(text).iter().map(Vec::len).max();
+        assert!(count(&narrow) <= count(&wide) && count(&wide) <= count(&piped), "{list}");
+        assert!(!piped.contains('\u{2026}'), "whole: {piped}");
+    }
+    let narrow = on_terminal(&node, &["ls"], 80);
+    let lines = words(&narrow);
+    assert_eq!(lines[0][..5], ["ALLOCATION", "SIZE", "STATE", "OWNER", "NAME"]);
+    assert_eq!((lines.len(), &lines[1][1..3]), (6, &["20", "KiB"][..]), "{narrow}");
+    let wide = on_terminal(&node, &["ls"], 300);
+    assert!(words(&wide)[0].ends_with(&["UID", "VIRTUAL_FD", "INODE"]), "{wide}");
+    let chosen = on_terminal(&node, &["ls", "-o", "+BASE", "--sort", "SIZE"], 80);
+    assert!(words(&chosen)[0].ends_with(&["INODE", "BASE"]), "what is asked for is there");
+    assert_eq!(words(&chosen)[1][1..3], ["4", "KiB"]);
+}
+
+#[test]
+fn lists_when_of_a_user_then_theirs_alone() {
+    let node = Node::start();
+    let me = Uid::current().to_string();
+    for (list, key, count) in [("ls", "allocations", 5), ("clients", "clients", 2)] {
+        let of = |arguments: &[&str]| {
+            let found = node.json(&[&[list, "--json"], arguments].concat());
+            found[key].as_array().map(Vec::len)
+        };
+        assert_eq!(of(&["--me"]), Some(count));
+        assert_eq!(of(&["--user", &me]), Some(count));
+        assert_eq!(of(&["--user", "4000000000"]), Some(0));
+    }
+    assert_eq!(end(&node.run(&["ls", "--user", "no such user"])).0, Some(2));
+    assert_eq!(end(&node.run(&["ls", "--user", "0", "--me"])).0, Some(2));
+}
+
+#[test]
+fn fd_when_it_is_memory_of_the_broker_then_which_whose_and_by_which_right() {
+    let node = Node::start();
+    let (memory, other) = (memfd(1), memfd(1));
+    let mut deposit = Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64);
+    deposit.base = 1 << 62;
+    let deadline = Deadline::after(Duration::from_secs(30));
+    let registered = node.clients[0].register(&deposit, memory.as_fd(), deadline);
+    let id = registered.expect("registered").id().to_string();
+    let of = |fd: i32| format!("{}/{fd}", std::process::id());
+    let found = node.json(&["fd", &of(memory.as_raw_fd()), "--json"]);
+    let one = &found["allocations"][0];
+    assert_eq!((&one["allocation"], &one["has_it"]), (&id.as_str().into(), &"its owner".into()));
+    let text = node.text(&["fd", &of(memory.as_raw_fd())]);
+    assert!(text.contains(&format!("allocation {id} (4 KiB) of process")), "{text}");
+    for (which, status, said) in [
+        (of(other.as_raw_fd()), 4, "that this broker does not know"),
+        (of(1_000_000), 4, "has no fd 1000000"),
+        (of(0), 4, "no memory that can be shared"),
+        ("12".into(), 2, "PID/N"),
+    ] {
+        let (code, stderr) = end(&node.run(&["fd", &which]));
+        assert_eq!(code, Some(status), "{which}: {stderr}");
+        assert!(stderr.contains(said), "{which}: {stderr}");
     }
 }
 
@@ -258,7 +323,9 @@ fn headings_when_a_column_counts_a_part_of_something_then_they_say_of_what() {
     let node = Node::start();
     let jobs = node.text(&["jobs"]);
     let headings = words(&jobs)[0].clone();
-    assert!(headings.ends_with(&["FDS_PEAK", "FDS_CAP", "LEFT_ALLOCATIONS"]), "{headings:?}");
+    for heading in ["FDS_PEAK", "FDS_CAP", "OBJECTS", "LEFT_ALLOCATIONS"] {
+        assert!(headings.contains(&heading), "{headings:?}");
+    }
     let allocations = node.text(&["ls"]);
     assert!(words(&allocations)[0].contains(&"WAITERS"), "{allocations}");
 }
@@ -293,7 +360,7 @@ fn lists_when_used_wrongly_then_exit_2_before_any_broker_is_asked() {
         &["ls", "--filter", "SIZE > "],
         &["ls", "--filter", "COLOUR == 1"],
         &["ls", "--filter", "STATE == hold"],
-        &["ls", "--filter", "SIZE > 8KB"],
+        &["ls", "--filter", "SIZE > 8XB"],
         &["ls", "--filter", "AGE > 5y"],
         &["ls", "--filter", "KEEP == maybe"],
         &["ls", "--filter", "UID == root"],
@@ -309,7 +376,7 @@ fn lists_when_used_wrongly_then_exit_2_before_any_broker_is_asked() {
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
     }
     let (_, stderr) = end(&run(&["ls", "-o", "COLOUR"]));
-    assert!(stderr.contains("ALLOCATION, STATE, KIND, SIZE"), "{stderr}");
+    assert!(stderr.contains("ALLOCATION, SIZE, STATE, OWNER"), "{stderr}");
     for list in ["ls", "clients", "holders"] {
         let (code, stderr) = end(&run(&[list, "-H"]));
         assert_eq!(code, Some(0), "{stderr}");

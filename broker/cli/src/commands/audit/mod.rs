@@ -8,7 +8,7 @@ mod broker;
 mod cuda;
 mod finding;
 mod kcmp;
-mod ledger;
+pub mod ledger;
 mod limits;
 mod odd;
 mod parse;
@@ -16,7 +16,7 @@ mod peers;
 mod process;
 mod report;
 mod same_memory;
-mod scan;
+pub mod scan;
 #[cfg(test)]
 mod tests;
 mod tombstones;

@@ -53,6 +53,27 @@ impl MemfdLook {
     }
 }
 
+/// Where the link of one fd of a process leads, and the memory that it is proved to be.
+pub fn one(pid: u32, fd: u32) -> Result<io::Result<(String, Option<MemoryKey>)>> {
+    let look = MemfdLook::learn()?;
+    let memory = |link: &str| -> io::Result<Option<MemoryKey>> {
+        if link.ends_with("/nvidiactl") {
+            return Ok(Some(MemoryKey { kind: MemoryKind::CudaVmm, number: 0 }));
+        }
+        if !link.starts_with("/memfd:") && !link.starts_with("/dmabuf:") {
+            return Ok(None);
+        }
+        let info = read(Path::new(&format!("/proc/{pid}/fdinfo/{fd}")), MAX_FILE_BYTES)?;
+        let found = parse::memory(&info, look.mount).zip(parse::field(&info, "ino"));
+        Ok(found.map(|(memory, number)| MemoryKey { kind: memory.kind, number }))
+    };
+    let link = fs::read_link(format!("/proc/{pid}/fd/{fd}"));
+    Ok(link.and_then(|link| {
+        let link = link.to_string_lossy().into_owned();
+        memory(&link).map(|memory| (link, memory))
+    }))
+}
+
 /// The kernel's list of dma-bufs; for root, where debugfs is mounted.
 const BUFFER_LIST: &str = "/sys/kernel/debug/dma_buf/bufinfo";
 

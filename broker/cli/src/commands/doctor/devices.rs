@@ -138,8 +138,14 @@ fn files(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     files
 }
 
+/// In one sentence, however many there are.
 fn listed(files: &[PathBuf]) -> String {
-    files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    match files {
+        [first, .., last] if files.len() > 3 => {
+            format!("{} files, {} to {}", files.len(), first.display(), last.display())
+        }
+        _ => files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "),
+    }
 }
 
 #[cfg(test)]
@@ -156,5 +162,8 @@ mod tests {
             (check.verdict, check.remedy, check.found.as_str()),
             (Verdict::Ok, None, "/dev/null")
         );
+        let files = ["/dev/a0", "/dev/a1", "/dev/a2", "/dev/a3"].map(PathBuf::from);
+        assert_eq!(listed(&files), "4 files, /dev/a0 to /dev/a3");
+        assert_eq!(listed(&files[..2]), "/dev/a0, /dev/a1");
     }
 }

@@ -5,6 +5,7 @@ use super::program::answer;
 use crate::private_broker::SELF;
 use clap::ValueEnum;
 use fdbroker_client::{Error, cuda, level_zero};
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,6 +107,13 @@ pub fn run(args: ProbeArgs) -> u8 {
 const MOST_NAMED: u32 = 16;
 
 fn names(count: u32, name: impl Fn(u32) -> Result<String, Error>) -> Result<String, Error> {
-    let names: Result<Vec<String>, Error> = (0..count.min(MOST_NAMED)).map(name).collect();
-    Ok(format!("{count}: {}", names?.join(", ")))
+    let mut by_name: BTreeMap<String, u32> = BTreeMap::new();
+    for ordinal in 0..count.min(MOST_NAMED) {
+        *by_name.entry(name(ordinal)?).or_default() += 1;
+    }
+    let each = by_name.iter().map(|(name, count)| match count {
+        1 => name.clone(),
+        count => format!("{count} of {name}"),
+    });
+    Ok(format!("{count}: {}", each.collect::<Vec<_>>().join(", ")))
 }

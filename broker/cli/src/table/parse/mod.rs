@@ -11,6 +11,7 @@ use super::column::{Column, Kind};
 use super::filter::{Filter, Operator};
 use super::value::Value;
 use crate::error::{Error, Result};
+use std::borrow::Cow;
 
 /// Longest filter: room for a hundred comparisons, and far below the limit of a command line.
 pub const FILTER_BYTES: usize = 4096;
@@ -99,11 +100,30 @@ impl<'a, R> Parser<'a, R> {
         }
         let value = match self.next()? {
             Token::Word("none") => Ok(Value::None("none")),
-            Token::Word(text) | Token::Quoted(text) => column.kind.parse(text),
+            Token::Word(text) => column.kind.parse(&self.with_unit(column.kind, text)?),
+            Token::Quoted(text) => column.kind.parse(text),
             token => return Err(self.expected("a value", &token)),
         };
         let value = value.map_err(|problem| self.error(&format!("{}: {problem}", column.name)))?;
         Ok(Filter::Comparison(column, operator, value))
+    }
+
+    /// A number with the next word, if that is its unit: sizes and times as tables have them.
+    fn with_unit(&mut self, kind: Kind, number: &'a str) -> Result<Cow<'a, str>> {
+        if !matches!(kind, Kind::Size | Kind::Time)
+            || !number.ends_with(|c: char| c.is_ascii_digit())
+        {
+            return Ok(number.into());
+        }
+        let before = self.at;
+        if let Token::Word(unit) = self.next()? {
+            let both = format!("{number} {unit}");
+            if kind.parse(&both).is_ok() {
+                return Ok(both.into());
+            }
+        }
+        self.at = before;
+        Ok(number.into())
     }
 
     /// Takes the next token if it is this word, in any case.

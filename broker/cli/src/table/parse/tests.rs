@@ -85,6 +85,14 @@ fn filter_when_any_short_sequence_of_tokens_then_an_answer() {
     assert!(taken > 0);
 }
 
+#[test]
+fn filter_when_a_size_is_written_as_tables_have_it_then_taken_and_what_follows_too() {
+    for text in ["SIZE == 8 GiB", "SIZE == 8Gi and NAME == x", "SIZE >= 8 GiB or KEEP == no"] {
+        let filter = filter(COLUMNS, text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert!(filter.has(&(8 << 30)) && !filter.has(&7), "{text}");
+    }
+}
+
 struct Row(u64, Option<u32>, &'static str, bool);
 
 const ROW_COLUMNS: &[Column<Row>] = &[

@@ -5,9 +5,9 @@ use super::column::Column;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// Most records that `--sort` keeps: the default number of slots of a broker. With 96 bytes each,
-/// and a quarter more while records arrive, this takes some 130 MiB.
-pub const SORTED_RECORDS: usize = 1 << 20;
+/// Most records that an order keeps. With 496 bytes each, and a quarter more while records arrive,
+/// this takes some 160 MiB.
+pub const SORTED_RECORDS: usize = 1 << 18;
 
 /// The columns to sort by, and whether each is descending. The first that differs decides, then the
 /// broker's order.

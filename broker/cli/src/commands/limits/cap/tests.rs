@@ -8,6 +8,7 @@ fn assignment_when_well_formed_then_level_resource_and_value() {
         ("node.fds=4096", Scope::Node, Resource::Fds, 4096),
         ("domain.held_bytes=8Gi", Scope::Domain, Resource::HeldBytes, 8 << 30),
         ("domain.held_bytes=8GiB", Scope::Domain, Resource::HeldBytes, 8 << 30),
+        ("domain.held_bytes=8 GiB", Scope::Domain, Resource::HeldBytes, 8 << 30),
         ("job.open_leases=2K", Scope::Job, Resource::OpenLeases, 2000),
         ("client.kept_allocations=none", Scope::Client, Resource::KeptAllocations, NO_CAP),
         ("client.allocations=0", Scope::Client, Resource::Allocations, 0),
