@@ -15,12 +15,12 @@ fn lines(script: &str) -> Vec<String> {
 fn health_when_the_broker_serves_drains_or_is_full_then_a_word_and_the_status_for_it() {
     let lines = lines(
         "h() { $F health; echo $?; }; h; $F drain --wait 0 > /dev/null 2>&1; h; $F drain --undo > /dev/null; \
-         $F limits set node.connections=1 > /dev/null; $F limits set node.allocations=0 > /dev/null; h",
+         printf 1 | $F put one - --pin > /dev/null 2>&1; $F limits set node.object_names=1 > /dev/null; h",
     );
     let [ok, zero, draining, one, full, still_one] = &lines[..] else { panic!("{lines:?}") };
     assert!(ok.starts_with("ok: pid ") && zero == "0", "{lines:?}");
     assert!(draining.starts_with("warning: draining") && one == "1", "{lines:?}");
-    assert!(full.contains("0 of 0 allocations") && still_one == "1", "{lines:?}");
+    assert!(full.contains("1 of 1 object_names") && still_one == "1", "{lines:?}");
 }
 
 #[test]
