@@ -9,8 +9,8 @@ use crate::limits::{
     CGROUP_FILE_BYTES, CONFIG_FILE_BYTES, LANE_BATCH, LANE_REPORT, LANES_MAX, PATH_BYTES,
     STAT_BYTES,
 };
+use crate::node::config_file::open_config;
 use crate::node::shared_map::SharedMap;
-use crate::settings::config::file::open_config;
 use fdbroker_core::Lane;
 use fdbroker_protocol::{Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};

@@ -1,6 +1,7 @@
 //! What the broker has of its node: sockets, directories and their lock, the generation page and
 //! the records beside it, signals. Must never know of clients.
 
+pub(crate) mod config_file;
 pub mod directories;
 pub mod error;
 pub mod generation_page;

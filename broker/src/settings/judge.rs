@@ -4,10 +4,10 @@
 //! never serve by that one in silence.
 
 use crate::limits::CONFIG_FILE_BYTES;
+use crate::node::config_file::read_config;
 use crate::node::directories::parent;
 use crate::node::names::GOOD_CONFIG_NAME;
 use crate::settings::args::Args;
-use crate::settings::config::file::read_config;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{DEFAULT_CONFIG_FILE, MadeOf, Settings};
 use crate::settings::outside::{Environment, Host};

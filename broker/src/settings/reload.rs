@@ -3,8 +3,8 @@
 //! nor change what clients have already been told.
 
 use crate::limits::PATH_BYTES;
+use crate::node::config_file::error_of;
 use crate::node::names::CONFIG_MEMFD;
-use crate::settings::config::file::error_of;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{MadeOf, Settings, caps_of};
 use fdbroker_core::CapsOfScopes;

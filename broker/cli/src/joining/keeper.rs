@@ -197,8 +197,8 @@ impl Keeper {
         })
     }
 
-    /// Whether a process can still find the broker. What somebody has removed of the room is not put
-    /// back, and the next process that wants a broker is to get one.
+    /// Whether a process can still find the broker. What somebody has removed of the room is not
+    /// put back, and the next process that wants a broker is to get one.
     fn is_whole(&self) -> bool {
         let has_sockets = || self.room.socket().exists() && self.room.admin_socket().exists();
         self.room.is_current(&self.gate, GATE) && has_sockets()

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 mod caps_sections;
-pub(crate) mod file;
 
 /// Every bit of a socket's mode: reading, writing and executing, for owner, group and others.
 const MOST_MODE: u32 = 0o777;
