@@ -26,13 +26,24 @@ pub fn start(level: LevelFilter) {
         }
         true => {}
         false => {
-            builder
-                .format(|out, record| writeln!(out, "{}{}", prefix(record.level()), record.args()));
+            builder.format(|out, record| {
+                let said = in_one_line(&record.args().to_string());
+                writeln!(out, "{}{said}", prefix(record.level()))
+            });
         }
     }
     if builder.try_init().is_ok() {
         log::set_max_level(level);
     }
+}
+
+/// One record for one message: names and values of others, which may have lines, stand in it.
+fn in_one_line(said: &str) -> String {
+    let part = |character: char| match character.is_control() {
+        true => character.escape_default().to_string(),
+        false => character.to_string(),
+    };
+    said.chars().map(part).collect()
 }
 
 /// What is to be written to stderr.
@@ -243,6 +254,11 @@ mod tests {
             its.lock().unwrap().push(String::from_utf8(bytes.to_vec()).unwrap());
         };
         (Arc::new(Buffer::new(write)), go_on, written)
+    }
+
+    #[test]
+    fn in_one_line_when_there_are_several_or_control_characters_then_they_are_seen() {
+        assert_eq!(in_one_line("a\nb\x1b[1m\u{e9}"), "a\\nb\\u{1b}[1m\u{e9}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// Three times as many as a user may have.
 const CONNECTIONS: usize = 12;
 
-const QUERIES: [Kind; 8] = [
+const QUERIES: [Kind; 9] = [
     Kind::AdminStatus,
     Kind::AdminAllocations,
     Kind::AdminLeases,

@@ -463,6 +463,32 @@ fn revoke_when_a_job_has_left_objects_then_they_are_listed_and_stay() {
     assert!(text.contains("named objects outlive their job"), "{text}");
 }
 
+#[test]
+fn revoke_when_the_configuration_ends_objects_with_their_job_then_kept_and_pinned_ones_end() {
+    let dir = TestDir::new("end-with-job");
+    let private = dir.path().to_str().expect("UTF-8");
+    let all = ["broker", "--private", private, "--set", "end_with_job=true"];
+    let service = Running::start(fdbroker(&all));
+    let socket = dir.path().join("fdbroker/broker.sock");
+    wait_for("a broker", || socket.exists().then_some(()));
+    let script = "for it in 'kept --keep=1h' 'pinned --pin'; do
+            echo 1 | $F put left/${it% *} - ${it#* } > /dev/null 2>&1
+        done
+        until $F status --json | grep -q 'connections.:{.now.:0,'; do sleep 0.01; done
+        $F revoke --job \"$($F jobs -no JOB)\" --yes --json; $F objects --json";
+    let mut command = Command::new("sh");
+    command.args(["-uc", script]).env("F", env!("CARGO_BIN_EXE_fdbroker"));
+    let output = command.env("FDBROKER_SOCKET", socket).output().expect("it starts");
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    let json: Vec<Value> =
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let [revoked, objects] = &json[..] else { panic!("{text}{}", end(&output).1) };
+    assert_eq!(revoked["revoked"], 2, "{text}");
+    assert_eq!(objects["objects"].as_array().map(Vec::len), Some(0), "{text}");
+    service.signal("TERM");
+    service.end();
+}
+
 /// Who may look at a broker may not act for that reason.
 #[test]
 fn acts_when_neither_root_nor_the_brokers_user_then_denied_and_may_look() {

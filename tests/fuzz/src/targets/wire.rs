@@ -4,8 +4,8 @@
 
 use fdbroker_protocol::admin::{
     AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,
-    LimitChange, LimitsReply, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer,
-    TakeoverStep, TombstoneRecord,
+    LimitChange, LimitsReply, Metrics, NodeStatus, OwnedObject, Page, Query, SetLimit,
+    TakeoverOffer, TakeoverStep, TombstoneRecord,
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::object::*;
@@ -81,6 +81,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         | Kind::AdminDomains
         | Kind::AdminLimits
         | Kind::AdminMetrics
+        | Kind::AdminObjects
         | Kind::AdminTombstones
         | Kind::AdminTakeover => bodies.body::<Query>(),
         Kind::AdminStatusReply | Kind::AdminDrainReply => bodies.body::<NodeStatus>(),
@@ -112,6 +113,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::AdminAllocationsReply => bodies.head_and_items::<Page, AllocationRecord>(),
         Kind::AdminLeasesReply => bodies.head_and_items::<Page, LeaseRecord>(),
         Kind::AdminClientsReply => bodies.head_and_items::<Page, ClientRecord>(),
+        Kind::AdminObjectsReply => bodies.head_and_items::<Page, OwnedObject>(),
         Kind::AdminTombstonesReply => bodies.head_and_items::<Page, TombstoneRecord>(),
         Kind::AdminJobsReply | Kind::AdminDomainsReply => {
             bodies.head_and_items::<Page, AccountRecord>();

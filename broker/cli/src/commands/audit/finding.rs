@@ -75,7 +75,7 @@ kinds! {
     /// An owner is stopped.
     Stopped "stopped_owner":
         "it does not answer when the broker asks for an fd again, so its evicted memory cannot be had: let it run on \
-        (kill -CONT), or end it",
+        (kill -CONT, or thaw its cgroup), or end it",
     /// The broker's fds do not match its ledger.
     Drift "drift": "a fault of the broker: report it with this output and the broker's log; restart the service to mend it",
     /// Note: a live client has not given ended memory back yet.
