@@ -62,10 +62,11 @@ impl View<'_> {
             Kind::AdminObjects => {
                 let most = scanned / OBJECT_GROUPS_SHARE;
                 let (group, from) = (cursor >> MEMBER_BITS, cursor & ((1 << MEMBER_BITS) - 1));
+                let from = u16::try_from(from).unwrap_or(u16::MAX);
                 let end = group.saturating_add(most);
                 let next = (end < self.group_slots()).then_some(end << MEMBER_BITS);
                 let all = self
-                    .objects(group..end, from as u16)
+                    .objects(group..end, from)
                     .map(|((group, member), it)| (group << MEMBER_BITS | u32::from(member), it));
                 let record = |it: ObjectView<'_>| {
                     let allocation = Some((it.allocation.slot, it.allocation.generation));

@@ -184,8 +184,8 @@ impl Columns {
         }
     }
 
-    /// Limits the lines to the width of the terminal, if stdout is one. With `fits` columns are left
-    /// out that the first rows leave no room for, beside those before them.
+    /// Limits the lines to the width of the terminal, if stdout is one. With `fits` columns are
+    /// left out that the first rows leave no room for, beside those before them.
     pub fn within_the_terminal(mut self, fits: bool) -> Self {
         self.room = terminal::size(io::stdout()).map(|(columns, _)| columns.into());
         self.is_to_fit = fits;

@@ -138,8 +138,8 @@ impl<R: Clone> List<R> {
 }
 
 impl<R: Record + Copy> List<R> {
-    /// Prints the selected records that the broker has of a kind, as the arguments say. `largest`: see
-    /// [`List::largest_first`].
+    /// Prints the selected records that the broker has of a kind, as the arguments say. `largest`:
+    /// see [`List::largest_first`].
     pub fn show(
         name: &'static str,
         columns: &'static [Column<R>],
