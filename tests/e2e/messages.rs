@@ -210,9 +210,11 @@ fn hello_when_no_version_in_common_then_told_the_brokers() {
     }
     // Whatever version its header has.
     let raw = Raw::silent(&bystander.broker.socket());
-    let other = Hello { version_min: 7.into(), version_max: 9.into(), ..hello() };
+    let newer = PROTOCOL_VERSION + 1;
+    let version_min = u16::from(newer).into();
+    let other = Hello { version_min, version_max: 9.into(), ..hello() };
     let mut bytes = [&message(Kind::Hello as u16, 0, 0, 0), other.as_bytes()].concat();
-    bytes[2] = 7;
+    bytes[2] = newer;
     raw.send(&bytes, &[]).expect("sent");
     let status = raw.receive().expect("an answer").failure();
     assert_eq!(status.value.get(), PROTOCOL_VERSION.into());

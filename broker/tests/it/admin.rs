@@ -2,7 +2,7 @@
 //! depend on time.
 
 use crate::support::admin::{Admin, query, request};
-use crate::support::broker::{Broker, Setup};
+use crate::support::broker::{Broker, Setup, lanes};
 use crate::support::memory::{BLOCK_BYTES, all_seals, memfd};
 use crate::support::raw::{
     Incoming, Raw, assert_at_end, assert_silent, block_item, open, receive_from,
@@ -15,7 +15,7 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::message::{RecallItem, SupplyItem};
 use fdbroker_protocol::{ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
 use fdbrokerd::limits::{MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -199,22 +199,36 @@ fn reload_when_the_file_is_read_slowly_then_clients_are_served_meanwhile_and_the
     let config = broker.dir().join("config.toml");
     let admin = broker.admin();
     let (job, leases) = (Scope::Job, Resource::OpenLeases);
-    assert_eq!(admin.cap(job, leases), NO_CAP);
+    let reload = |cap: u64| {
+        std::fs::write(&config, format!("[caps.job]\nopen_leases = {cap}")).unwrap();
+        broker.signal(Signal::SIGHUP);
+    };
+    reload(6);
+    eventually("a lane that has read it", || admin.cap(job, leases) == 6);
+    // As on a disk that does not answer.
+    let lanes = lanes(broker.pid());
+    lanes.iter().for_each(|lane| kill(*lane, Signal::SIGSTOP).unwrap());
+    reload(7);
+    assert_eq!(admin.cap(job, leases), 6);
+    reload(9);
+    assert_eq!(admin.cap(job, leases), 6);
+    lanes.iter().for_each(|lane| kill(*lane, Signal::SIGCONT).unwrap());
+    eventually("what the file has now", || admin.cap(job, leases) == 9);
+}
 
+#[test]
+fn reload_when_the_file_is_none_that_ends_then_refused_at_once_and_the_next_one_counts() {
+    let broker = Broker::start();
+    let config = broker.dir().join("config.toml");
+    let admin = broker.admin();
     std::fs::remove_file(&config).unwrap();
     nix::unistd::mkfifo(&config, nix::sys::stat::Mode::S_IRWXU).unwrap();
     broker.signal(Signal::SIGHUP);
-    // Open as soon as the broker has opened it.
-    let mut slow = std::fs::OpenOptions::new().write(true).open(&config).unwrap();
-    Raw::connect(&broker.socket()).register_blocks(1);
+    eventually("a refusal", || broker.log().contains("it is no regular file"));
     std::fs::remove_file(&config).unwrap();
     std::fs::write(&config, "[caps.job]\nopen_leases = 9").unwrap();
     broker.signal(Signal::SIGHUP);
-    assert_eq!(admin.cap(job, leases), NO_CAP);
-
-    std::io::Write::write_all(&mut slow, b"[caps.job]\nopen_leases = 7").unwrap();
-    drop(slow);
-    eventually("what the file has now", || admin.cap(job, leases) == 9);
+    eventually("what the file has now", || admin.cap(Scope::Job, Resource::OpenLeases) == 9);
 }
 
 #[test]
