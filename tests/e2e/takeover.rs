@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::scope;
 
 /// The format of the state, as the daemon has it.
-const FORMAT: u64 = 16;
+const FORMAT: u64 = 17;
 
 /// What is charged, each with its highest value.
 fn charges(status: &NodeStatus) -> Vec<(u64, u64)> {

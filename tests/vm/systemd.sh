@@ -55,7 +55,7 @@ target=$(tests/programs.py) || { echo "the build failed"; echo "0 passed, 1 fail
 # The files that install.sh reads and installs. Debug information would only fill the guest's memory.
 stage=$work/fdbroker
 mkdir -p "$stage/target/release"
-tar -c Cargo.toml README.md LICENSE-* systemd libclient/SETTINGS.md libclient/protocol/PROTOCOL.md libclient/examples \
+tar -c Cargo.toml README.md LICENSE-* systemd packaging/selinux libclient/SETTINGS.md libclient/protocol/PROTOCOL.md libclient/examples \
   libclient/capi/examples | tar -x -C "$stage"
 for program in "$target/fdbroker" "$target/fdbrokerd" "$target/examples/vm-client"; do
   place=$stage/target/release/$(basename "$program")

@@ -76,6 +76,7 @@
  * library is older and lacks it. */
 #define FDBROKER_DL_OPTIONAL(X)   \
   X(fdbroker_unregister_within)   \
+  X(fdbroker_retire)              \
   X(fdbroker_register_start)      \
   X(fdbroker_register_test)       \
   X(fdbroker_import_start)        \

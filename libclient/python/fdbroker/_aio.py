@@ -106,7 +106,7 @@ async def run(call: Callable[[float], _Result], timeout: Optional[float]) -> _Re
     loop, seconds = asyncio.get_running_loop(), ms(timeout) / 1000
     until = loop.time() + seconds
     work = calls.submit(lambda: call(max(until - loop.time(), 0.0)))
-    future = heard(asyncio.wrap_future(work.future, loop=loop))
+    future = heard(work.future, loop)
     try:
         done, _ = await asyncio.wait([future], timeout=seconds)
         # One that has begun ends by its own clock.
@@ -119,9 +119,28 @@ async def run(call: Callable[[float], _Result], timeout: Optional[float]) -> _Re
         raise
 
 
-def heard(future: "asyncio.Future[_Result]") -> "asyncio.Future[_Result]":
-    """Of whose error asyncio is not to speak, when the awaiting task is gone."""
-    future.add_done_callback(lambda it: it.cancelled() or it.exception())
+def heard(work: "concurrent.futures.Future[_Result]", loop: asyncio.AbstractEventLoop) -> "asyncio.Future[_Result]":
+    """A thread's outcome in a loop. Of its error asyncio is not to speak, when the awaiting task is gone or the loop ends first: a
+    callback that hears it would come a turn later, maybe never."""
+    future: "asyncio.Future[_Result]" = loop.create_future()
+
+    def settle() -> None:
+        if future.done() or work.cancelled():
+            future.cancel()
+            return
+        error = work.exception()
+        if error is None:
+            future.set_result(work.result())
+        else:
+            future.set_exception(error)
+            future.exception()
+
+    def tell(_work: "concurrent.futures.Future[_Result]") -> None:
+        # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle)
+
+    work.add_done_callback(tell)
     return future
 
 
@@ -314,7 +333,7 @@ async def _in_thread(
     """A test in a thread. A cancel leaves the request to that thread, with its owner: nobody else touches it meanwhile."""
     theirs, under_way.value = ctypes.c_void_p(under_way.value), None
     work = answers.submit(functools.partial(_test, test, theirs))
-    future = heard(asyncio.wrap_future(work.future, loop=loop))
+    future = heard(work.future, loop)
     try:
         is_over: bool = await asyncio.shield(future)
     except BaseException:

@@ -69,7 +69,7 @@ class Names:
         context, here = self._context(), self._here()
         assert context is not None and here is not None, "a get holds the one, and runs in the other"
         self._opening = _aio.answers.submit(functools.partial(Watch, context, "", self._job, _WATCH_S)).future
-        self._watch = _aio.heard(asyncio.wrap_future(self._opening, loop=here.loop))
+        self._watch = _aio.heard(self._opening, here.loop)
         self._watch.add_done_callback(functools.partial(self._opened, weakref.ref(here)))
 
     def _opened(self, here: "weakref.ref[_aio.Loop]", watch: "asyncio.Future[Watch]") -> None:

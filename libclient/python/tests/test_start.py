@@ -165,7 +165,7 @@ class Start(unittest.TestCase):
         with self.assertRaisesRegex(fdbroker.NotConnected, "by the deadline"):
             fdbroker.connect(start=True, timeout=0.3)
         os.environ["FDBROKER_PROGRAM"] = "/nowhere/fdbroker"
-        with self.assertRaisesRegex(fdbroker.NotConnected, "/nowhere/fdbroker"):
+        with self.assertRaisesRegex(fdbroker.NotSupported, "/nowhere/fdbroker"):
             fdbroker.connect(start=True)
 
     def test_start_when_the_program_preloads_and_has_settings_then_the_broker_has_none(self):

@@ -55,7 +55,7 @@ fn cuda_object_when_sealed_then_readers_have_its_bytes_and_stat_says_that_it_is_
     let info = objects.stat("gpu/a", patience()).expect("known");
     assert!(info.cooperative && info.kept, "{info:?}");
     let uses = broker.status().uses;
-    assert_eq!((uses.kept_bytes.now.get(), uses.kept_fds.now.get()), (held, 1));
+    assert_eq!((uses.kept_gpu_bytes.now.get(), uses.kept_fds.now.get()), (held, 1));
     drop(all);
     let doomed = [("gpu/a", None), ("gpu/b", None)];
     objects.delete_many(&doomed, patience()).expect("deleted");
