@@ -92,6 +92,9 @@ def walk(scope, resource, has_holder):
         socket, admin = f"{place}/fdbroker/broker.sock", f"{place}/fdbroker-admin/admin.sock"
         one, filler, rival = (Process(socket, connections) for connections in (0, 2, 2))
         said = one.do("prepare")
+        # Before the cap is set: it counts all three with their connections.
+        for process in (filler, rival):
+            process.do("begun")
         status = json.loads(administer(admin, "status", "--json"))[resource]
         spare = {"metadata_bytes": 512, "connections": 0}.get(resource, 16384 if resource.endswith("_bytes") else 4)
         cap = status["now"] + spare
