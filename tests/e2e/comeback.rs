@@ -615,7 +615,9 @@ fn call_when_the_next_broker_does_not_let_the_client_in_then_its_refusal_is_said
     let said = || objects.stat("name", patience()).expect_err("no such name").to_string();
     broker.kill();
     broker.restart_with(&["--set", "caps.client.fds=8"]);
-    eventually("the refusal is said", || said().contains("more own fds than the client cap fds allows, 8"));
+    eventually("the refusal is said", || {
+        said().contains("more own fds than the client cap fds allows, 8")
+    });
     let text = said();
     assert!(text.contains("NOT_CONNECTED") && text.contains("NO_QUOTA"), "{text}");
     broker.kill();
