@@ -132,7 +132,7 @@ pub struct OwnedObject {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// Its name.
+    /// Whole, and without the scope of its names.
     pub name: ObjectLabel,
 }
 

@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use toml_edit::{DocumentMut, Item, Table, Value};
 
@@ -67,11 +67,16 @@ fn save(path: &Path, caps: &[(Limit, u64)], server: u32) -> Result<Settings> {
         place => place,
     };
     let place = place.context(at("find"))?;
-    let (former, found) = match File::open(&place) {
+    // A FIFO is not waited for.
+    let open = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&place);
+    let (former, found) = match open {
         Err(error) if error.kind() == io::ErrorKind::NotFound => (String::new(), None),
         file => {
             let file = file.context(at("read"))?;
             let found = file.metadata().context(at("look at"))?;
+            if !found.is_file() {
+                return Err(Error::Other(format!("{} is no regular file", path.display())));
+            }
             (io::read_to_string(file).context(at("read"))?, Some(found))
         }
     };
@@ -205,6 +210,8 @@ mod tests {
         let error = replace(&file, "", Some(before), 0).unwrap_err().to_string();
         assert!(error.contains("try again"), "{error}");
         std::fs::write(&file, "").unwrap();
+        let error = save(Path::new("/dev/zero"), &limit(), 0).unwrap_err().to_string();
+        assert!(error.contains("no regular file"), "{error}");
         let none = [(limit()[0].0, 0)];
         let error = save(&file, &none, 0).unwrap_err().to_string();
         assert!(error.contains("0 lets nobody share"), "{error}");
