@@ -221,19 +221,20 @@ impl Carriers {
             return Err(CarryError::Full);
         }
         let number = self.last_number + 1;
-        self.put(number, fd, slot, class, 1)?;
+        self.put(number, fd, slot, class, None)?;
         self.last_number = number;
         Ok(number)
     }
 
-    /// Writes a message into a carrier with room, and leaves so many empty ones.
+    /// Writes a message into a carrier with room. One of the carrier `from` finds room there at
+    /// last: the first ones are about to leave it. A new one leaves one empty carrier.
     fn put(
         &mut self,
         number: u64,
         fd: BorrowedFd<'_>,
         slot: u32,
         class: Class,
-        left: usize,
+        from: Option<u32>,
     ) -> Result<(), CarryError> {
         let is_empty = |carrier: &Carrier| carrier.stored == 2 && carrier.parcels.is_empty();
         let has_room = |carrier: &Carrier| {
@@ -241,9 +242,10 @@ impl Carriers {
             is_in_use && carrier.parcels.len() < class.most()
         };
         let empty = self.all.iter().filter(|(_, carrier)| is_empty(carrier));
+        let left = usize::from(from.is_none());
         let empty: Vec<u32> = empty.map(|(at, _)| *at).skip(left).collect();
         let in_use = self.all.iter().filter(|(_, carrier)| has_room(carrier)).map(|(at, _)| *at);
-        let places: Vec<u32> = in_use.chain(empty).collect();
+        let places: Vec<u32> = in_use.chain(empty).chain(from).collect();
         for at in places {
             let carrier = self.all.get_mut(&at).expect("just found");
             match carrier.pair.send(number, &[fd]) {
@@ -314,7 +316,7 @@ impl Carriers {
         for (index, parcel) in first[..count].iter().enumerate() {
             let Some(slot) = parcel.slot else { continue };
             let sent = match table.held(slot) {
-                Some(fd) => self.put(parcel.number, fd, slot, class, 0),
+                Some(fd) => self.put(parcel.number, fd, slot, class, Some(at)),
                 None => Err(CarryError::Full),
             };
             if let Err(error) = sent {

@@ -209,17 +209,18 @@ impl CrashStore {
     pub fn work(&mut self, manager: &Manager, core: &Core, fds: &mut FdTable, now: Now) {
         let Some(table) = &mut self.table else { return };
         let is_told = table.files.tell(manager, fds, MESSAGES_PER_CHORE);
+        // However much is to be dropped, there is room for what comes.
+        let is_provided = table.provide(manager, Duration::ZERO);
         let is_done = if table.carriers.is_dirty() {
             table.carriers.rewrite(fds)
-        } else if table.carriers.wants_another() || table.carriers.to_store().is_some() {
-            table.provide(manager, Duration::ZERO)
         } else {
             if table.is_compaction_due() {
                 table.tidy(core, KEPT_LOG_COPIED_PER_CHORE);
             }
             true
         };
-        table.retry_at = (!is_done || !is_told).then(|| clock::after(now, CARRIER_RETRY));
+        let is_all_done = is_told && is_provided && is_done;
+        table.retry_at = (!is_all_done).then(|| clock::after(now, CARRIER_RETRY));
     }
 
     /// Drops fds of a device that nobody needs any more: they pin memory.

@@ -6,7 +6,9 @@ use super::*;
 use crate::handover::packing::Way;
 use crate::kept::log::Log;
 use crate::kernel::{is_same_file, stat};
-use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
+use crate::limits::{
+    DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES, MESSAGES_REWRITTEN,
+};
 use crate::manager::inherited::names;
 use crate::node::names::RECORDS_NAME;
 use crate::node::records::Records;
@@ -210,6 +212,29 @@ fn seal_when_refused_then_what_was_carried_for_it_is_dropped() {
     kept.seal(late);
     kept.seal(other);
     kept.until_carried(2);
+}
+
+#[test]
+fn delete_when_no_carrier_is_empty_then_what_is_dead_is_dropped_all_the_same() {
+    // Room for four carriers: one of the host's, two of devices, and the one for both.
+    let mut kept = Kept::with_entries(1024 + 128 + 8);
+    let device = How { kind: MemoryKind::CudaVmm, ..KEEP };
+    let (of_host, of_devices) = (HOST_FDS_PER_CARRIER, 2 * DEVICE_FDS_PER_CARRIER);
+    for (prefix, count, how) in [("host", of_host, KEEP), ("device", of_devices, device)] {
+        for index in 0..count {
+            kept.bench.rest();
+            kept.put(&[&format!("{prefix} {index}")], how);
+        }
+    }
+    // What lives before it goes into the last empty one.
+    kept.delete(&format!("host {}", MESSAGES_REWRITTEN - 1));
+    kept.until_carried(of_host + of_devices - 1);
+    // What lives before it finds no room elsewhere.
+    kept.delete(&format!("device {}", DEVICE_FDS_PER_CARRIER - 1));
+    kept.until_carried(of_host + of_devices - 2);
+    let before = kept.names();
+    assert_eq!(before.len(), of_host + of_devices - 2);
+    assert_eq!(kept.kill().names(), before);
 }
 
 #[test]
