@@ -205,9 +205,9 @@ pub const CHILD_PAUSE: Duration = Duration::from_millis(1);
 /// in the broker that others could use meanwhile.
 pub const MAX_CREDITS_WANTED: u32 = 1024;
 
-/// How many deposits are announced when one with a virtual fd had to ask for its credit and came
-/// right after another, within [`ROW_GAP`]: the broker then makes room for all of them at once, and
-/// not for each while it waits. A cap of 256 has thirty-two times as many.
+/// How many deposits are announced with one with a virtual fd that comes right after another,
+/// within [`ROW_GAP`]: the broker makes room for all of them at once, ahead, and not for each while
+/// it waits. A cap of 256 has thirty-two times as many.
 pub const ROW_CREDITS: usize = 8;
 pub const ROW_GAP: Duration = Duration::from_millis(2);
 

@@ -6,12 +6,19 @@ use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{EarlyRegistration, ErrorCode, Notice};
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 fn begin(owner: &Owner, index: usize) -> Option<EarlyRegistration> {
+    begin_all(owner, index..index + 1).pop()
+}
+
+/// The first ones, in one message.
+fn begin_all(owner: &Owner, indices: Range<usize>) -> Vec<EarlyRegistration> {
     let blocks = &owner.blocks;
-    let export = || Some(blocks.export(index));
-    owner.client.register_early(&blocks.deposit(index), export, patience())
+    let deposits: Vec<_> = indices.clone().map(|index| blocks.deposit(index)).collect();
+    let export = |place| Some(blocks.export(indices.start + place));
+    owner.client.register_early(&deposits, export, patience())
 }
 
 fn allocations(broker: &Broker) -> u64 {
@@ -49,11 +56,44 @@ fn take_early_when_each_is_sent_before_the_one_before_is_taken_then_the_right_by
 }
 
 #[test]
+fn take_early_when_several_are_sent_at_a_full_cap_then_room_is_made_ahead_of_the_row() {
+    const COUNT: usize = 200;
+    let broker = Setup::new().max_fds(64).start();
+    let owner = Owner::without(&broker, "owner", COUNT);
+    let consumer = broker.client("consumer");
+    let (mut index, mut most) = (0, 0);
+    while index < COUNT {
+        let early = begin_all(&owner, index..COUNT.min(index + 4));
+        most = most.max(early.len());
+        if early.is_empty() {
+            let (fd, deposit) = (owner.blocks.export(index), owner.blocks.deposit(index));
+            owner.client.register(&deposit, fd.as_fd(), patience()).expect("room is made");
+            index += 1;
+        }
+        for early in early {
+            let registration = owner.client.take_early(early, patience()).expect("a credit");
+            let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
+            drop(assert_bytes(grant, index as u64));
+            index += 1;
+        }
+    }
+    assert_eq!((most, allocations(&broker)), (4, COUNT as u64));
+}
+
+#[test]
 fn drop_when_many_were_sent_early_then_the_broker_has_none() {
     let broker = Broker::start();
     let owner = Owner::without(&broker, "owner", 200);
-    for index in 0..200 {
-        drop(begin(&owner, index));
+    for index in (0..200).step_by(4) {
+        drop(begin_all(&owner, index..index + 4));
+        // One of a message is taken, and ends when the others do.
+        let mut some = begin_all(&owner, index..index + 3);
+        let Some(one) = some.pop() else { continue };
+        drop(some);
+        match owner.client.take_early(one, patience()) {
+            Ok(registration) => owner.client.unregister_soon([registration]),
+            Err(error) => assert_eq!(error.code, ErrorCode::Again),
+        }
     }
     eventually("nothing is left", || allocations(&broker) == 0);
     eventually("all fds are closed", || broker.status().uses.held_fds.now.get() == 0);
@@ -67,8 +107,8 @@ fn register_early_when_the_cap_is_full_of_what_stays_then_none_and_nobody_waits(
     let send = |index| {
         let deposit = owner.blocks.deposit(index);
         let deposit = fdbroker_client::Deposit { recallable: false, ..deposit };
-        let export = || Some(owner.blocks.export(index));
-        owner.client.register_early(&deposit, export, patience())
+        let export = |_| Some(owner.blocks.export(index));
+        owner.client.register_early(&[deposit], export, patience()).pop()
     };
     while let Some(early) = send(kept.len()) {
         kept.push(owner.client.take_early(early, patience()).expect("there was a credit"));

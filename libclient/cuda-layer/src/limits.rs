@@ -13,3 +13,9 @@ pub const BLOCKS_MOST: usize = 1 << 18;
 
 /// The most devices of a process: a node has at most 16 GPUs. Memory of others is the driver's own.
 pub const DEVICES_MOST: usize = 64;
+
+/// The most exports in a row that are registered early in one message, which costs sender and
+/// receiver a wake-up each. Two such messages are under way at most, as many as the broker has
+/// places ahead of a row for (ROW_CREDITS of the library). A row begins with one, and goes on with
+/// twice as many each time; what is exported for nothing at its end is that much.
+pub const EARLY_MOST: usize = 4;

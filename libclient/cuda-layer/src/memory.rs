@@ -82,8 +82,8 @@ pub fn end() {
 /// a callback, which must not wait.
 pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
-        let early = follows.early.map(|it| client.take_early(it, Deadline::after(CLOSE_TIMEOUT)));
-        let made = early.and_then(Result::ok);
+        let take = |early| client.take_early(early, Deadline::after(CLOSE_TIMEOUT)).ok();
+        let made = follows.early.into_iter().filter_map(take);
         client.unregister_soon(follows.registrations.into_iter().chain(made));
     }
     follows.handles.into_iter().for_each(driver::release);

@@ -198,11 +198,12 @@ fn export_now(client: &Client, memory: Pinned) -> Result<RawFd, CuResult> {
 /// Exports and registers early what the program will most likely export next: what is mapped behind
 /// this.
 fn export_next(client: &Client, after: Id) {
-    let Some(next) = records().begin_early(after) else { return };
-    let export = || export_below(next.handle).ok();
-    let early = client.register_early(&deposit_of(next), export, soon());
-    let follows = records().end_early(next.id, early);
-    follows.into_iter().for_each(|it| follow(it, Some(client)));
+    let next = records().begin_early(after);
+    let deposits: Vec<Deposit> = next.iter().map(|it| deposit_of(*it)).collect();
+    let export = |index: usize| export_below(next[index].handle).ok();
+    let early = client.register_early(&deposits, export, soon());
+    let follows = records().end_early(&next, early);
+    follow(follows, Some(client));
 }
 
 /// The answer to what was registered early. `None`: it was refused, or has ended since, by an

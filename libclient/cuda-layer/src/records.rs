@@ -11,13 +11,14 @@
 //!
 //! **Early.** A program that exports what is mapped side by side, one after the other, as PyTorch
 //! does with the segments of a tensor, will most likely export the next one, too: its registration
-//! may be sent before. At most one is at a time. It keeps no memory: it is given up with the
-//! program's last reference, and when the program goes on elsewhere.
+//! may be sent before, and those of some after it. They keep no memory: each is given up with the
+//! program's last reference, and all when the program goes on elsewhere.
 
 mod shares;
 
 pub use shares::Share;
 
+use crate::limits::EARLY_MOST;
 use crate::result::CuMemHandle;
 use fdbroker_virtual_fds::VirtualFd;
 use std::collections::{BTreeMap, HashMap};
@@ -39,7 +40,10 @@ pub struct Records<R, E, L> {
     /// Where the map ends whose memory was exported last: the next export may be what is mapped
     /// there.
     row_end: Option<u64>,
-    early: Option<(Id, E)>,
+    /// In the order of the row.
+    early: Vec<(Id, E)>,
+    /// How many may be registered early at the next time.
+    early_most: usize,
     /// Ends of registrations that the broker was told of, and of these those whose fds it is known
     /// to have closed.
     ends: u64,
@@ -138,8 +142,8 @@ pub enum Close<R> {
 pub struct Done<R, E, L> {
     /// To be ended at the broker: their memory is gone.
     pub registrations: Vec<R>,
-    /// The same of one whose answer is still to be taken.
-    pub early: Option<E>,
+    /// The same of those whose answers are still to be taken.
+    pub early: Vec<E>,
     /// The program has no more of memory that the broker may have an fd of still, which keeps it
     /// from the device.
     pub is_closing: bool,
@@ -153,7 +157,7 @@ impl<R, E, L> Default for Done<R, E, L> {
     fn default() -> Self {
         Done {
             registrations: Vec::new(),
-            early: None,
+            early: Vec::new(),
             is_closing: false,
             handles: Vec::new(),
             leases: Vec::new(),
@@ -164,8 +168,7 @@ impl<R, E, L> Default for Done<R, E, L> {
 impl<R, E, L> Done<R, E, L> {
     fn and(mut self, more: Done<R, E, L>) -> Self {
         self.registrations.extend(more.registrations);
-        // There is one at a time.
-        self.early = self.early.or(more.early);
+        self.early.extend(more.early);
         self.is_closing |= more.is_closing;
         self.handles.extend(more.handles);
         self.leases.extend(more.leases);
@@ -182,7 +185,8 @@ impl<R, E, L> Default for Records<R, E, L> {
             maps: BTreeMap::new(),
             last_id: 0,
             row_end: None,
-            early: None,
+            early: Vec::new(),
+            early_most: 1,
             ends: 0,
             settled: 0,
         }
@@ -334,8 +338,8 @@ impl<R, E, L> Records<R, E, L> {
         if record.count() > 0 || record.needs_memory() {
             return done;
         }
-        if let Some((_, early)) = self.early.take_if(|(of, _)| *of == id) {
-            done.early = Some(early);
+        if let Some(early) = self.take_early(id) {
+            done.early.push(early);
             self.record(id).ended = UNTOLD;
         }
         let record = self.record(id);
@@ -442,14 +446,33 @@ impl<R, E, L> Records<R, E, L> {
         }
         record.pins += 1;
         let memory = Pinned { id, handle, size_bytes: record.size_bytes };
-        let early = self.early.take_if(|(of, _)| *of == id).map(|(_, early)| early);
-        Begun::New { memory, early, is_in_row }
+        Begun::New { memory, early: self.take_early(id), is_in_row }
     }
 
-    /// What to register early after an export in a row: what is mapped behind it, if the program
-    /// could export it next. It is pinned; [`Records::end_early`] follows.
-    pub fn begin_early(&mut self, after: Id) -> Option<Pinned> {
-        let end = self.map_of(after)?.end();
+    fn take_early(&mut self, id: Id) -> Option<E> {
+        let place = self.early.iter().position(|(of, _)| *of == id)?;
+        Some(self.early.remove(place).1)
+    }
+
+    /// What to register early after an export in a row, once less is than one message has: what is
+    /// mapped behind it and what was registered early before, piece after piece, as far as the
+    /// program could export it next. So a message is on its way while the answer to the one before
+    /// is used up. It is pinned; [`Records::end_early`] follows.
+    pub fn begin_early(&mut self, after: Id) -> Vec<Pinned> {
+        let mut next: Vec<Pinned> = Vec::new();
+        let most = if self.early.len() < self.early_most { self.early_most } else { 0 };
+        let mut last = self.early.last().map_or(after, |(id, _)| *id);
+        while next.len() < most
+            && let Some(pinned) = self.pin_behind(last)
+        {
+            last = pinned.id;
+            next.push(pinned);
+        }
+        next
+    }
+
+    fn pin_behind(&mut self, id: Id) -> Option<Pinned> {
+        let end = self.map_of(id)?.end();
         let id = self.maps.get(&end)?.id;
         let record = self.record(id);
         let handle = record.handles.iter().find(|(_, count)| *count > 0)?.0;
@@ -461,27 +484,34 @@ impl<R, E, L> Records<R, E, L> {
         Some(Pinned { id, handle, size_bytes: record.size_bytes })
     }
 
-    /// Enters what has become of it. What is too much, and what the program has left behind, comes
-    /// back.
-    pub fn end_early(&mut self, id: Id, early: Option<E>) -> [Done<R, E, L>; 2] {
-        let former = match early {
-            Some(early) => self.early.replace((id, early)),
-            None => None,
-        };
-        [self.give_up(former), self.unpin(id)]
+    /// Enters what has become of the first of them. What is too much comes back: that of another
+    /// row, by another thread.
+    pub fn end_early(&mut self, pinned: &[Pinned], early: Vec<E>) -> Done<R, E, L> {
+        if !early.is_empty() {
+            self.early_most = (2 * self.early_most).min(EARLY_MOST);
+        }
+        self.early.extend(pinned.iter().map(|it| it.id).zip(early));
+        let surplus = self.early.len().saturating_sub(2 * EARLY_MOST);
+        let former = self.early.drain(..surplus).collect();
+        let done = self.give_up(former);
+        pinned.iter().fold(done, |done, it| done.and(self.unpin(it.id)))
     }
 
     /// The program goes on elsewhere: what was registered early is given up.
     pub fn leave_row(&mut self) -> Done<R, E, L> {
-        let former = self.early.take();
+        self.early_most = 1;
+        let former = std::mem::take(&mut self.early);
         self.give_up(former)
     }
 
-    fn give_up(&mut self, early: Option<(Id, E)>) -> Done<R, E, L> {
-        let Some((id, early)) = early else { return Done::default() };
-        // It has the program's references still: else it would have gone with them.
-        self.record(id).ended = UNTOLD;
-        Done { early: Some(early), ..Done::default() }
+    fn give_up(&mut self, former: Vec<(Id, E)>) -> Done<R, E, L> {
+        let mut done = Done::default();
+        for (id, early) in former {
+            // It has the program's references still: else it would have gone with them.
+            self.record(id).ended = UNTOLD;
+            done.early.push(early);
+        }
+        done
     }
 
     /// Notes where an export's map ends; whether it begins where that before has ended.

@@ -196,18 +196,21 @@ impl Client {
         self.register_batch(&mut Batch { deposits, export: &mut export, fresh: true }, deadline)
     }
 
-    /// Registers one allocation early: what a program will most likely register next. It is sent,
-    /// and its answer is taken when the program asks for it ([`Client::take_early`]), so that
-    /// nobody waits. Never waits itself. `export` is called where the broker has a place at hand,
-    /// and must not wait for anything. `None`: it has none, or could not be asked, or there is no
-    /// fd; register it when it is wanted.
+    /// Registers early what a program will most likely register next, at most 253 allocations. They
+    /// are sent in one message, and each answer is taken when the program asks for it
+    /// ([`Client::take_early`]), so that nobody waits. Never waits itself. `export` makes the fd of
+    /// the deposit at an index; it is called where the broker has a place at hand, and must not
+    /// wait for anything. What comes back is for the first deposits, in their order; those behind
+    /// have no place or no fd, or the broker could not be asked: register them when they are
+    /// wanted.
     pub fn register_early(
         &self,
-        deposit: &Deposit,
-        export: impl FnOnce() -> Option<OwnedFd>,
+        deposits: &[Deposit],
+        export: impl FnMut(usize) -> Option<OwnedFd>,
         deadline: Deadline,
-    ) -> Option<EarlyRegistration> {
-        early::begin(&self.usable("register").ok()?, deposit, export, deadline)
+    ) -> Vec<EarlyRegistration> {
+        let begun = self.usable("register");
+        begun.map_or_else(|_| Vec::new(), |it| early::begin(&it, deposits, export, deadline))
     }
 
     /// The answer to an early registration, waiting for it if it has not come yet.

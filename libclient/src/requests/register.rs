@@ -54,7 +54,8 @@ fn register_some(
     results: &mut Registrations,
 ) -> Result<(), Error> {
     let left = batch.deposits.len() - results.len();
-    let Claimed { count: claimed, row } = claim(connection, left, deadline)?;
+    let is_in_a_row = connection.credits.is_in_a_row();
+    let claimed = claim(connection, left, deadline)?;
     let until = deadline.given_up_at();
     let places = if batch.fresh {
         let wanted = u32::try_from(claimed).expect("at most 253");
@@ -96,7 +97,7 @@ fn register_some(
         sent.into_iter().zip(exports.iter().map(AsFd::as_fd)).collect();
     let follow = match batch.deposits {
         // A program under a layer cannot say how many it will export.
-        [one] if one.virtual_fd => row,
+        [one] if one.virtual_fd && is_in_a_row => ROW_CREDITS,
         all => all.len() - results.len(),
     };
     let mut request = Request { deposits: batch.deposits, sent: &open, follow, deadline };
@@ -127,7 +128,7 @@ fn register_some(
             Err(Error::not_ready("register"))
         };
         match claimed {
-            Ok(Claimed { count, .. }) => {
+            Ok(count) => {
                 request =
                     Request { deposits: batch.deposits, sent: &open[..count], follow, deadline };
             }
@@ -144,20 +145,13 @@ fn register_some(
     outcome
 }
 
-/// Credits for a message.
-pub(crate) struct Claimed {
-    count: usize,
-    /// Deposits that will most likely follow if the program exports one by one.
-    row: usize,
-}
-
 /// Claims 1 to `wanted` credits (at most one message's), asking the broker when there are none.
 pub(crate) fn claim(
     connection: &Connection,
     wanted: usize,
     deadline: Deadline,
-) -> Result<Claimed, Error> {
-    let (mut row, mut again) = (0, Again::new());
+) -> Result<usize, Error> {
+    let mut again = Again::new();
     let most = wanted.min(connection.facts.max_batch);
     let most = u32::try_from(most).expect("at most 253");
     loop {
@@ -172,14 +166,13 @@ pub(crate) fn claim(
             (claim != Claim::TimedOut).then_some(claim)
         });
         match claimed.unwrap_or(Claim::TimedOut) {
-            Claim::Granted(count) => return Ok(Claimed { count: count as usize, row }),
+            Claim::Granted(count) => return Ok(count as usize),
             Claim::Closed => return Err(connection.lost("register")),
             Claim::TimedOut => {
                 let context = "register: waited for the credits of other threads";
                 return Err(Error::timed_out(context));
             }
-            Claim::Ask { in_a_row } => {
-                row = if in_a_row { ROW_CREDITS } else { 0 };
+            Claim::Ask => {
                 let asked = ask_for_credit(connection, wanted, deadline);
                 connection.credits.asked();
                 // The broker was replaced while this waited: its successor is asked.

@@ -41,9 +41,8 @@ struct State {
 pub(crate) enum Claim {
     /// Send so many fds; then `answered`, `failed` or `give_back`.
     Granted(u32),
-    /// Ask the broker (a register of 0 items), then call `asked`, then claim again. `in_a_row`: fds
-    /// were answered for a moment ago, so more will most likely follow.
-    Ask { in_a_row: bool },
+    /// Ask the broker (a register of 0 items), then call `asked`, then claim again.
+    Ask,
     /// The deposit's deadline has passed.
     TimedOut,
     /// The connection is lost.
@@ -74,8 +73,7 @@ impl Credits {
             }
             if state.in_flight == 0 && !state.asking {
                 state.asking = true;
-                let in_a_row = state.answered_at.is_some_and(|at| at.elapsed() < self.row_gap);
-                return Claim::Ask { in_a_row };
+                return Claim::Ask;
             }
             if now() >= until {
                 return Claim::TimedOut;
@@ -89,13 +87,18 @@ impl Credits {
         }
     }
 
-    /// Claims one if it is there now; then as after a claim.
-    pub fn claim_one_at_hand(&self) -> bool {
+    /// Claims those of `wanted` that are there now, maybe none; then as after a claim.
+    pub fn claim_at_hand(&self, wanted: u32) -> u32 {
         let mut state = lock(&self.state);
-        let is_there = state.available > 0 && !state.closed;
-        state.available -= u32::from(is_there);
-        state.in_flight += u32::from(is_there);
-        is_there
+        let claimed = if state.closed { 0 } else { wanted.min(state.available) };
+        state.available -= claimed;
+        state.in_flight += claimed;
+        claimed
+    }
+
+    /// Whether fds were answered for a moment ago, so that more will most likely follow.
+    pub fn is_in_a_row(&self) -> bool {
+        lock(&self.state).answered_at.is_some_and(|at| at.elapsed() < self.row_gap)
     }
 
     /// Whether threads wait for the answers to others' requests.
@@ -178,22 +181,26 @@ mod tests {
     }
 
     #[test]
-    fn claim_when_deposits_come_in_a_row_then_it_says_so() {
+    fn answered_when_deposits_come_in_a_row_then_it_says_so() {
         let credits = |row_gap| Credits { row_gap, ..credits(1) };
-        let claim_after_one = |credits: &Credits| {
-            assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
-            credits.answered(1, 0);
-            credits.claim(1, soon())
-        };
         let (in_a_row, alone) = (credits(Duration::MAX), credits(Duration::ZERO));
-        assert_eq!(claim_after_one(&in_a_row), Claim::Ask { in_a_row: true });
-        assert_eq!(claim_after_one(&alone), Claim::Ask { in_a_row: false });
+        for credits in [&in_a_row, &alone] {
+            assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
+            assert!(!credits.is_in_a_row());
+            credits.answered(1, 0);
+        }
+        assert!(in_a_row.is_in_a_row());
+        assert!(!alone.is_in_a_row());
+        // An answer without fds is to one that asked for credit.
+        let asked = credits(Duration::MAX);
+        asked.answered(0, 1);
+        assert!(!asked.is_in_a_row());
     }
 
     #[test]
     fn claim_when_none_and_nothing_in_flight_then_one_asks_and_others_wait() {
         let credits = credits(0);
-        assert_eq!(credits.claim(1, soon()), Claim::Ask { in_a_row: false });
+        assert_eq!(credits.claim(1, soon()), Claim::Ask);
         assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
         credits.answered(0, 5);
         credits.asked();
@@ -201,17 +208,17 @@ mod tests {
     }
 
     #[test]
-    fn claim_one_at_hand_when_none_then_nobody_asks() {
+    fn claim_at_hand_when_none_then_nobody_asks() {
         let credits = credits(1);
-        assert!(credits.claim_one_at_hand());
-        assert!(!credits.claim_one_at_hand());
+        assert_eq!(credits.claim_at_hand(2), 1);
+        assert_eq!(credits.claim_at_hand(2), 0);
         // One is on its way back, so nobody has to ask.
         assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
         credits.answered(1, 1);
         assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
         credits.close();
         credits.answered(1, 1);
-        assert!(!credits.claim_one_at_hand());
+        assert_eq!(credits.claim_at_hand(1), 0);
     }
 
     #[test]

@@ -308,15 +308,16 @@ fn in_a_row(records: &mut Of, next: CuMemHandle) -> Id {
     let (id, is_in_row) = begun(records, B);
     assert!(is_in_row);
     records.enter_export(id, number(1), "two", |_| true);
-    let pinned = records.begin_early(id).expect("mapped behind it");
-    assert_eq!((pinned.handle, pinned.size_bytes), (next, SIZE));
-    assert_eq!(records.end_early(pinned.id, Some("early")), [DoneOf::default(), DoneOf::default()]);
+    let pinned = records.begin_early(id);
+    let [one] = pinned[..] else { panic!("a row begins with one: {pinned:?}") };
+    assert_eq!((one.handle, one.size_bytes), (next, SIZE));
+    assert_eq!(records.end_early(&pinned, vec!["early"]), DoneOf::default());
     assert_eq!(records.unpin(id), DoneOf::default());
-    pinned.id
+    one.id
 }
 
 fn with_early() -> DoneOf {
-    Done { early: Some("early"), ..Done::default() }
+    Done { early: vec!["early"], ..Done::default() }
 }
 
 const C: CuMemHandle = 13;
@@ -332,7 +333,32 @@ fn early_when_the_program_goes_on_then_it_is_that_export() {
     };
     assert_eq!(memory, Pinned { id, handle: C, size_bytes: SIZE });
     // Nothing is mapped behind it.
-    assert_eq!(records.begin_early(id), None);
+    assert_eq!(records.begin_early(id), []);
+    assert_eq!(records.leave_row(), DoneOf::default());
+}
+
+#[test]
+fn early_when_the_row_is_long_then_twice_as_many_up_to_the_most() {
+    let handles: Vec<CuMemHandle> = (A..A + 20).collect();
+    let mut records = side_by_side(&handles);
+    in_a_row(&mut records, A + 2);
+    let mut counts = Vec::new();
+    for handle in A + 2..A + 20 {
+        let Begun::New { memory, early: Some(_), is_in_row: true } =
+            records.begin_export(handle, |_| true)
+        else {
+            panic!("not registered early: {handle}")
+        };
+        assert_eq!(memory.handle, handle);
+        let next = records.begin_early(memory.id);
+        counts.push(next.len());
+        // The broker has a place less than they are, once.
+        let places = next.len() - usize::from(counts.len() == 8);
+        let follows = records.end_early(&next, vec!["early"; places]);
+        assert_eq!(follows, DoneOf::default());
+        records.unpin(memory.id);
+    }
+    assert_eq!(counts, [2, 4, 0, 4, 0, 0, 0, 4, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(records.leave_row(), DoneOf::default());
 }
 
@@ -344,7 +370,7 @@ fn early_when_the_program_goes_on_elsewhere_then_given_up() {
     let (id, is_in_row) = begun(&mut records, 14);
     assert!(!is_in_row);
     assert_eq!(records.leave_row(), with_early());
-    assert_eq!(records.begin_early(id), None, "it is not mapped");
+    assert_eq!(records.begin_early(id), [], "it is not mapped");
     // Its fd may be on its way to be closed.
     assert_eq!(really_released(&mut records, C), DoneOf::default());
     assert_eq!(unmap(&mut records, 0x10000 + 2 * SIZE), closing());
@@ -366,26 +392,31 @@ fn early_when_the_memory_is_released_then_it_keeps_nothing() {
 fn early_when_the_memory_is_released_while_it_is_sent_then_given_up_after() {
     let mut records = side_by_side(&[A, B]);
     let id = exported(&mut records, A, 0);
-    let pinned = records.begin_early(id).expect("mapped behind it");
-    assert_eq!(records.begin_early(id), None, "it is under way");
+    let pinned = records.begin_early(id);
+    assert_eq!(pinned.len(), 1);
+    assert_eq!(records.begin_early(id), [], "it is under way");
     assert_eq!(records.begin_release(B), Release::Held);
     let after = Done { handles: vec![B], ..with_early() };
-    assert_eq!(records.end_early(pinned.id, Some("early")), [DoneOf::default(), after]);
+    assert_eq!(records.end_early(&pinned, vec!["early"]), after);
     assert_eq!(records.leave_row(), DoneOf::default());
 }
 
 #[test]
-fn early_when_another_is_made_then_the_former_is_given_up() {
-    let mut records = side_by_side(&[A, B, C]);
-    in_a_row(&mut records, C);
-    records.create(14, SIZE);
-    records.map(0, 0x10000 - 1, 14);
-    records.create(15, SIZE);
-    records.map(0x10000 - 1, 1, 15);
-    let id = exported(&mut records, 14, 2);
-    let pinned = records.begin_early(id).expect("mapped behind it");
-    assert_eq!(records.end_early(pinned.id, Some("other")), [with_early(), DoneOf::default()]);
-    assert_eq!(records.leave_row(), Done { early: Some("other"), ..Done::default() });
+fn early_when_other_threads_have_rows_too_then_the_oldest_are_given_up() {
+    let handles: Vec<CuMemHandle> = (A..A + 40).collect();
+    let mut records = side_by_side(&handles);
+    let threads: Vec<_> = (0..10)
+        .map(|thread| {
+            let id = exported(&mut records, A + 4 * thread, thread as i32);
+            records.begin_early(id)
+        })
+        .collect();
+    let given_up = threads.iter().map(|next| {
+        assert_eq!(next.len(), 1);
+        records.end_early(next, vec!["early"]).early.len()
+    });
+    assert_eq!(given_up.collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+    assert_eq!(records.leave_row().early.len(), 2 * EARLY_MOST);
 }
 
 #[test]
@@ -393,10 +424,10 @@ fn early_when_what_is_behind_is_exported_or_imported_then_none() {
     let mut records = side_by_side(&[A, B]);
     exported(&mut records, B, 1);
     let id = exported(&mut records, A, 0);
-    assert_eq!(records.begin_early(id), None);
+    assert_eq!(records.begin_early(id), []);
     records.import(C, Some("lease"));
     records.map(0x10000 + SIZE, SIZE, C);
-    assert_eq!(records.begin_early(id), None);
+    assert_eq!(records.begin_early(id), []);
 }
 
 #[test]
