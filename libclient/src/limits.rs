@@ -138,9 +138,9 @@ pub const AGAIN_LAST: Duration = Duration::from_millis(20);
 /// exact.
 pub const MAX_QUEUED_ONE_WAY: usize = 1 << 20;
 
-/// How long a lease reported as mapped or given back waits for others, to go with them in one
-/// message. A consumer that opens or closes buffers does so every 10 us or so, and nobody notices a
-/// millisecond.
+/// How long a lease reported as mapped or given back, or the end of a registration that nobody
+/// waits for, waits for others, to go with them in one message. A program that opens or closes
+/// buffers does so every 10 us or so, and nobody notices a millisecond.
 pub const GATHER_TIME: Duration = Duration::from_millis(1);
 
 /// How many of them are sent without waiting for more: by then the cost of a message is small

@@ -114,6 +114,19 @@ impl Common {
     /// Ends registrations by one message, and waits for no answer. A broker that knows nothing of
     /// one is told nothing. Not in a forked child.
     pub fn retire(&self, what: impl IntoIterator<Item = RegistrationRef>) {
+        self.end(what, OneWay::Unregister);
+    }
+
+    /// The same, but they may wait a moment for others that end.
+    pub fn retire_soon(&self, what: impl IntoIterator<Item = RegistrationRef>) {
+        self.end(what, OneWay::UnregisterSoon);
+    }
+
+    fn end(
+        &self,
+        what: impl IntoIterator<Item = RegistrationRef>,
+        message: fn(Unregister) -> OneWay,
+    ) {
         let mut line = None;
         let mut ended = Vec::new();
         for one in what {
@@ -121,7 +134,7 @@ impl Common {
                 // Of the connection of the moment, all of them; one lost meanwhile takes no
                 // message.
                 line = Some(of);
-                ended.push(OneWay::Unregister(Unregister { id: one.id, key: None }));
+                ended.push(message(Unregister { id: one.id, key: None }));
             }
         }
         if let Some(line) = line {

@@ -18,6 +18,8 @@ pub(crate) enum OneWay {
     Cancel(u64),
     /// A buffer was freed.
     Unregister(Unregister),
+    /// The same, with others if they come in a row.
+    UnregisterSoon(Unregister),
     /// A group of objects is given up.
     Abort(u64),
     /// All that is alive has been named to a broker after a crash.

@@ -75,6 +75,8 @@ impl Session {
     /// Ends all connections, now and later.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        // What still waits for others to go with.
+        self.current().flush_queued();
         self.kill_all();
         self.common.wake.kick();
     }

@@ -40,7 +40,7 @@ impl Outbox {
             OneWay::Cancel(id) => self.cancels.push_back(id),
             OneWay::Abort(group) => self.aborts.push_back(group),
             OneWay::Complete => self.complete = true,
-            OneWay::Unregister(item) => {
+            OneWay::Unregister(item) | OneWay::UnregisterSoon(item) => {
                 self.unregisters.push_back(item);
                 self.unregisters_posted += 1;
             }
@@ -49,7 +49,9 @@ impl Outbox {
         match message {
             _ if count > MAX_QUEUED_ONE_WAY => Fate::Overflows,
             OneWay::Mapped(_) => self.gathering.mapped(count, now),
-            OneWay::ReleasedSoon(_) => self.gathering.given_back(count, now),
+            OneWay::ReleasedSoon(_) | OneWay::UnregisterSoon(_) => {
+                self.gathering.given_back(count, now)
+            }
             _ => Fate::Goes,
         }
     }
