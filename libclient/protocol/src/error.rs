@@ -61,8 +61,9 @@ error_codes! {
     OwnerGone = 10, "OWNER_GONE", "the process that owned the allocation has ended; get a new handle from a live owner";
     /// The owner did not answer a recall, or could not export again (value = its error code).
     OwnerSilent = 11, "OWNER_SILENT", "the owner did not give the fd again when recalled; check that it runs and serves its recall callback";
-    /// The caller's own fd table is full. Nothing is lost: retry.
-    LocalFdLimit = 12, "LOCAL_FD_LIMIT", "this process has no free fd; close some or raise RLIMIT_NOFILE, then retry: nothing is lost";
+    /// The caller's own fd table is full, or a security module keeps the fd from it. Nothing is lost:
+    /// retry.
+    LocalFdLimit = 12, "LOCAL_FD_LIMIT", "this process has no free fd: close some or raise RLIMIT_NOFILE; or a security module keeps this fd from it (SELinux: `avc: denied` in the kernel's log); then retry: nothing is lost";
     /// The fd deposited is of a type that cannot be shared; value = `FdType`.
     UnsupportedFd = 13, "UNSUPPORTED_FD", "this fd cannot be shared; deposit a dma-buf, a CUDA VMM fd, or a memfd with F_SEAL_SHRINK and F_SEAL_SEAL, with its true size";
     /// The backend or feature is absent here.

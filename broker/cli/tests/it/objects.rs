@@ -556,6 +556,26 @@ fn watch_when_objects_come_and_go_then_each_event_is_a_line() {
 }
 
 #[test]
+fn get_when_the_broker_answers_late_then_it_is_waited_for_and_what_is_not_there_is_not() {
+    let dir = TestDir::new("objects-late");
+    let output = script(
+        &dir,
+        r#"
+P=$($F status --json | sed 's/.*"pid":\([0-9]*\),"draining.*/\1/')
+echo here | $F put model/a - >&2
+B=$(date +%s%N); $F get model/b 2>&1 && exit 9; test $? = 4
+test $((($(date +%s%N) - B) / 1000000)) -lt 5000
+(sleep 0.5; kill -CONT "$P") &
+kill -STOP "$P"
+$F get model/a
+wait
+"#,
+    );
+    let text = stdout(&output);
+    assert!(text.contains("no object has this name") && text.ends_with("\nhere\n"), "{text}");
+}
+
+#[test]
 fn commands_when_the_broker_is_stopped_then_they_end_in_time_and_say_so_and_it_goes_on() {
     let dir = TestDir::new("objects-stopped");
     let output = script(

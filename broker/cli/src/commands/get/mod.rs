@@ -67,9 +67,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(wrong) = wrong {
         return Err(Error::Usage(wrong.into()));
     }
-    let until = Deadline::after(args.timeout.unwrap_or_default());
     // An answer is waited for also where names are not. The broker takes the leases back from a
     // client that has gone.
+    let until =
+        args.timeout.map_or_else(|| soon().answered_within(Duration::ZERO), Deadline::after);
     let answered = match args.timeout {
         None => soon(),
         Some(timeout) => Deadline::after(timeout.max(SHORTEST_ANSWER)).min(soon()),
