@@ -68,7 +68,7 @@ fn broker_when_its_file_breaks_then_kept_objects_and_handles_are_good_over_resta
     let assert_is_there = |node: &Node, handle: &Handle| {
         let mut client = Raw::connect(&node.client);
         assert_eq!(client.read("w").expect("it is there").0, b"weights");
-        assert!(client.acquire(&[*handle]).0[0].status.is_ok());
+        assert!(client.acquire(&[*handle]).0[0].status.get().is_ok());
         let status = Admin::connect(&node.admin).status();
         assert_eq!(status.uses.allocations.cap.get(), 77);
     };
@@ -76,7 +76,7 @@ fn broker_when_its_file_breaks_then_kept_objects_and_handles_are_good_over_resta
         node.write("mode = 0o600\n[caps.node]\nallocations = 78\ncolour = 1\n");
         node.manager.end(signal);
         node.start();
-        assert_is_there(&node, &handle);
+        assert_is_there(&node, &handle.get());
         assert!(node.is_refused());
     }
     let said = "`colour = 1`: unknown field";
@@ -87,7 +87,7 @@ fn broker_when_its_file_breaks_then_kept_objects_and_handles_are_good_over_resta
     eventually("it is taken", || !node.is_refused());
     node.manager.end(Signal::SIGTERM);
     node.start();
-    assert_is_there(&node, &handle);
+    assert_is_there(&node, &handle.get());
     assert!(!node.is_refused());
 }
 

@@ -459,14 +459,14 @@ fn redeposit_when_the_handle_is_stolen_then_not_permitted_and_the_owner_still_co
     let mut thief = Raw::connect(&broker.socket());
     for token in tokens {
         let item = deposit_item(&owner);
-        let item = RedepositItem { item, handle: stolen, token };
+        let item = RedepositItem { item, handle: stolen.into(), token };
         let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
         let answer =
             thief.request(Kind::Redeposit, |writer| writer.push(&head).push(&item), 1, &[]);
         let message = answer.message();
         let (_, items) =
             message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
-        assert_eq!(items[0].status.result(), Err(ErrorCode::NotPermitted));
+        assert_eq!(items[0].status.get().result(), Err(ErrorCode::NotPermitted));
     }
     until_back(&owner.notices);
     let consumer = broker.client("consumer");

@@ -156,7 +156,7 @@ fn lost_when_the_grace_time_is_over_then_one_line_says_how_many_and_why() {
 
 fn declare(raw: &mut Raw, handles: &[Handle]) -> Vec<GrantItem> {
     let item = |handle: &Handle| DeclareItem {
-        handle: handle.prefix,
+        handle: handle.prefix.into(),
         flags: declare_flags::OPEN.into(),
         reserved: 0.into(),
     };
@@ -177,7 +177,8 @@ fn declare_when_of_thousands_that_were_never_had_then_charged_to_the_liar_alone_
     let lies = vec![world.handles[2][0]; 253];
     let mut taken = 0;
     for _ in 0..12 {
-        let answers: Vec<Status> = declare(&mut liar, &lies).iter().map(|it| it.status).collect();
+        let answers: Vec<Status> =
+            declare(&mut liar, &lies).iter().map(|it| it.status.get()).collect();
         taken += answers.iter().filter(|status| status.is_ok()).count() as u64;
         let refused = answers.iter().find(|status| !status.is_ok()).expect("more than its cap");
         assert_eq!(refused.result(), Err(ErrorCode::NoQuota), "{refused}");
@@ -187,9 +188,9 @@ fn declare_when_of_thousands_that_were_never_had_then_charged_to_the_liar_alone_
     assert_eq!(all(), CAP + 2 * each);
     // What it declares it cannot have, and it can have nothing else besides.
     let answer = liar.acquire_once(&[world.handles[2][0]], 0);
-    assert_eq!(answer.grants()[0].status.result(), Err(ErrorCode::Lost));
+    assert_eq!(answer.grants()[0].status.get().result(), Err(ErrorCode::Lost));
     let answer = liar.acquire_once(&[world.handles[0][0]], 0);
-    assert_eq!(answer.grants()[0].status.result(), Err(ErrorCode::NoQuota));
+    assert_eq!(answer.grants()[0].status.get().result(), Err(ErrorCode::NoQuota));
     // Others are served as before.
     let owner = Owner::of(&world.broker, "owner", 2);
     let client = world.broker.client("consumer");
@@ -206,7 +207,7 @@ fn declared_leases_when_the_cap_is_full_of_later_grants_then_counted_all_the_sam
     let mut world = World::new(broker, 0);
     let mut raw = Raw::connect(&world.broker.socket());
     let (items, fds) = raw.acquire(&[&world.handles[1][..], &world.handles[2]].concat());
-    assert!(items.iter().all(|item| item.status.is_ok()));
+    assert!(items.iter().all(|item| item.status.get().is_ok()));
     let held = [&world.handles[1][..], &world.handles[2]].concat();
     drop(raw);
     world.crash();
@@ -214,9 +215,9 @@ fn declared_leases_when_the_cap_is_full_of_later_grants_then_counted_all_the_sam
     let mut others = Raw::connect(&world.broker.socket());
     let more = raw.acquire(&others.register_blocks(10)).1;
     assert_eq!(more.len(), 10);
-    assert!(declare(&mut raw, &held).iter().all(|item| item.status.is_ok()));
+    assert!(declare(&mut raw, &held).iter().all(|item| item.status.get().is_ok()));
     assert_eq!(world.broker.status().uses.open_leases.now.get(), 14, "as /proc has them");
     let answer = raw.acquire_once(&others.register_blocks(1), 0);
-    assert_eq!(answer.grants()[0].status.result(), Err(ErrorCode::NoQuota));
+    assert_eq!(answer.grants()[0].status.get().result(), Err(ErrorCode::NoQuota));
     drop((raw, others, fds, more));
 }

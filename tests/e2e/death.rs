@@ -74,11 +74,16 @@ fn requests_when_their_owner_is_killed_then_the_last_says_owner_gone_like_the_fi
         let answer = consumer.receive().expect("each is answered");
         waiting.retain(|id| *id != answer.message().id);
         let (items, _) = grants(answer);
-        assert_eq!(items[0].status.result(), Err(ErrorCode::OwnerGone), "{} left", waiting.len());
+        assert_eq!(
+            items[0].status.get().result(),
+            Err(ErrorCode::OwnerGone),
+            "{} left",
+            waiting.len()
+        );
     }
     assert!(waiting.is_empty());
     let (items, _) = consumer.acquire(&[wanted]);
-    assert_eq!(items[0].status.result(), Err(ErrorCode::OwnerGone));
+    assert_eq!(items[0].status.get().result(), Err(ErrorCode::OwnerGone));
     drop((owner, consumer));
     broker.assert_nothing_left();
 }
@@ -171,7 +176,7 @@ pub fn play_forking(mut link: Link) {
     let handles = from_words(words);
     let mut raw = Raw::connect(Path::new(path));
     let (items, fds) = raw.acquire(&handles);
-    assert_eq!((items[0].status.result(), fds.len()), (Ok(()), 1));
+    assert_eq!((items[0].status.get().result(), fds.len()), (Ok(()), 1));
     // SAFETY: the child makes async-signal-safe calls only.
     let heir = unsafe { libc::fork() };
     if heir == 0 {

@@ -35,7 +35,7 @@ fn assert_unsupported(fd: OwnedFd, expected: FdType) {
     for kind in [MemoryKind::DmaBuf, MemoryKind::CudaVmm, MemoryKind::Memfd] {
         let error = deposit(&client, kind, &fd);
         assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
-        let value = error.status.expect("from the broker").value.get();
+        let value = error.status.expect("from the broker").value;
         assert_eq!(value, expected as u64, "{error}");
     }
     drop(client);
@@ -116,7 +116,7 @@ fn register_when_a_memfd_is_named_like_a_dma_buf_then_told_apart() {
     let client = broker.client("depositor");
     let error = deposit(&client, MemoryKind::DmaBuf, &fd);
     assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
-    let value = error.status.expect("from the broker").value.get();
+    let value = error.status.expect("from the broker").value;
     assert_eq!(value, FdType::KindMismatch as u64, "{error}");
 }
 
@@ -129,7 +129,7 @@ fn register_when_the_memorys_name_forges_a_size_then_the_true_one_counts() {
     client.register(&true_size, fd.as_fd(), patience()).expect("it is what it is");
     let forged_size = Deposit::new(memory_kind(), 99_999_999);
     let error = client.register(&forged_size, fd.as_fd(), patience()).expect_err("accepted");
-    let value = error.status.expect("from the broker").value.get();
+    let value = error.status.expect("from the broker").value;
     assert_eq!((error.code, value), (ErrorCode::UnsupportedFd, FdType::TooSmall as u64), "{error}");
 }
 
@@ -144,7 +144,7 @@ fn register_when_the_fd_is_smaller_than_claimed_then_unsupported() {
         deposit.facts.fd_offset = fd_offset;
         let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
         assert_eq!(error.code, ErrorCode::UnsupportedFd, "{size_bytes} at {fd_offset}: {error}");
-        let value = error.status.expect("from the broker").value.get();
+        let value = error.status.expect("from the broker").value;
         assert_eq!(value, FdType::TooSmall as u64, "{size_bytes} at {fd_offset}: {error}");
     }
 }

@@ -69,9 +69,9 @@ fn register_when_asked_for_many_interior_pointers_then_one_registration_and_each
     for offset in (0..BLOCK_BYTES).step_by(64) {
         for (index, deposit) in deposits.iter().enumerate() {
             let handle = producer.exports.lookup(0, deposit.base + offset as u64).expect("known");
-            assert_eq!(handle.offset_bytes.get(), offset as u64);
+            assert_eq!(handle.offset_bytes, offset as u64);
             let grant = consumer.acquire(&handle, patience()).expect("resident");
-            let import = grant.import(Access::Read, handle.offset_bytes.get()).expect("import");
+            let import = grant.import(Access::Read, handle.offset_bytes).expect("import");
             let mut byte = [0];
             import.read_at(0, &mut byte).expect("in bounds");
             assert_eq!(byte[0], pattern(index as u64)[offset], "block {index}, byte {offset}");
@@ -191,14 +191,14 @@ fn exports_when_many_threads_register_free_and_look_up_then_no_handle_is_of_othe
                     match producer.exports.register(&deposit, export, patience()) {
                         Ok(handle) => {
                             assert_eq!(
-                                handle.owner_allocation_id.get(),
+                                handle.owner_allocation_id,
                                 deposit.facts.owner_allocation_id
                             );
                         }
                         Err(error) => assert_eq!(error.code, ErrorCode::Stale, "{error}"),
                     }
                     if let Some(handle) = producer.exports.lookup(0, deposit.base + 8) {
-                        assert_eq!(handle.offset_bytes.get(), 8);
+                        assert_eq!(handle.offset_bytes, 8);
                         match consumer.acquire(&handle, patience()) {
                             // Whatever id it has by now, the bytes are the place's.
                             Ok(grant) => drop(assert_bytes(grant, index as u64)),

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 fn assert_cap(error: &Error, resource: Resource, scope: Scope, cap: u64) {
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");
-    let named = (status.resource, status.scope, status.cap(), status.pid.get());
+    let named = (status.resource, status.scope, status.cap(), status.pid);
     assert_eq!(named, (resource as u8, scope as u8, Some(cap), std::process::id()), "{error}");
 }
 

@@ -139,7 +139,7 @@ fn state_when_of_another_format_or_damaged_then_one_line_says_so_and_all_its_fds
         let mut raw = Raw::connect(&manager.socket());
         let block = memfd(c"block", BLOCK_BYTES, all_seals());
         let registered = raw.register(&[item(0)], &[block.as_fd()]);
-        assert!(registered[0].status.is_ok());
+        assert!(registered[0].status.get().is_ok());
         manager.end(Signal::SIGTERM);
         manager.replace("ledger", |ledger| changed(ledger, at));
 
@@ -171,7 +171,8 @@ fn state_when_the_store_hands_it_out_twice_then_the_second_time_it_is_refused() 
     manager.start(&sockets);
     assert!(!manager.log().contains("is not gone on with"), "{}", manager.log());
     let block = memfd(c"block", BLOCK_BYTES, all_seals());
-    let register = || Raw::connect(&path).register(&[item(0)], &[block.as_fd()])[0].handle.id();
+    let register =
+        || Raw::connect(&path).register(&[item(0)], &[block.as_fd()])[0].handle.get().id();
     let before = register();
     manager.end(Signal::SIGKILL);
     // It was stuck, and what it was told to remove is there still.
@@ -226,8 +227,8 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
     let mut handles = Vec::new();
     for block in &blocks {
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
-        assert!(registered[0].status.is_ok(), "{}", registered[0].status);
-        handles.push(registered[0].handle);
+        assert!(registered[0].status.get().is_ok(), "{}", registered[0].status.get());
+        handles.push(registered[0].handle.get());
     }
     eventually("all are stored", || kept(&manager) == 20);
     owner.unregister(&[handles[0].id()]);
@@ -244,7 +245,7 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
     let mut consumer = Raw::connect(&manager.socket());
     let (items, fds) = consumer.acquire(&handles[2..]);
     for item in &items {
-        assert!(item.status.is_ok(), "{}", item.status);
+        assert!(item.status.get().is_ok(), "{}", item.status.get());
         assert_eq!(item.driver_data_len, 3);
     }
     assert_eq!(fds.len(), 18);
@@ -261,7 +262,7 @@ fn kept_allocations_when_their_job_has_ended_then_its_still_over_a_restart_and_a
     let mut owner = Raw::connect(&manager.socket());
     let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
-    assert!(registered[0].status.is_ok(), "{}", registered[0].status);
+    assert!(registered[0].status.get().is_ok(), "{}", registered[0].status.get());
     let admin_of =
         |manager: &Manager| Admin::connect(&manager.dir().join("fdbroker-admin/admin.sock"));
     let admin = admin_of(&manager);
@@ -321,8 +322,8 @@ fn kept_allocations_when_the_broker_is_killed_while_the_manager_is_stuck_then_th
     let blocks: Vec<OwnedFd> = (0..3).map(|_| memfd(c"block", BLOCK_BYTES, all_seals())).collect();
     let mut keep = |block: &OwnedFd| {
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
-        assert!(registered.status.is_ok(), "{}", registered.status);
-        registered.handle
+        assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+        registered.handle.get()
     };
     let mut handles = vec![keep(&blocks[0])];
     eventually("it is stored", || kept(&manager) == 1);
@@ -333,7 +334,11 @@ fn kept_allocations_when_the_broker_is_killed_while_the_manager_is_stuck_then_th
     manager.end(Signal::SIGKILL);
     manager.start(&[]);
     let (items, fds) = Raw::connect(&manager.socket()).acquire(&handles[..1]);
-    assert!(items[0].status.is_ok() && inode(&fds[0]) == inode(&blocks[0]), "{}", items[0].status);
+    assert!(
+        items[0].status.get().is_ok() && inode(&fds[0]) == inode(&blocks[0]),
+        "{}",
+        items[0].status.get()
+    );
     // Nothing of the others stays, whether the manager has heard of them or not.
     assert_soon_over(&mut manager);
 }
@@ -378,7 +383,7 @@ fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_
         let mut owner = Raw::connect(&manager.socket());
         let block = memfd(c"block", BLOCK_BYTES, all_seals());
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
-        assert!(registered.status.is_ok(), "{}", registered.status);
+        assert!(registered.status.get().is_ok(), "{}", registered.status.get());
         eventually("it is stored", || kept(&manager) == 1);
         drop(owner);
         if is_killed {
@@ -395,11 +400,11 @@ fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_
         let named = RedepositItem { item, handle, token };
         let answer =
             owner.request(Kind::Redeposit, |writer| writer.push(&head).push(&named), 1, &[]);
-        let status = answer.registered().1[0].status;
+        let status = answer.registered().1[0].status.get();
         assert!(status.is_ok(), "{status}");
         eventually("it is out of the store", || kept(&manager) == 0);
-        let (items, _) = Raw::connect(&manager.socket()).acquire(&[handle]);
-        assert_eq!(items[0].status.result(), Err(ErrorCode::Stale));
+        let (items, _) = Raw::connect(&manager.socket()).acquire(&[handle.get()]);
+        assert_eq!(items[0].status.get().result(), Err(ErrorCode::Stale));
     }
 }
 
@@ -423,8 +428,8 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
                 ..item(register_flags::KEEP)
             };
             let registered = owner.register(&[item], &[memory.as_fd()])[0];
-            assert!(registered.status.is_ok(), "{}", registered.status);
-            registered.handle
+            assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+            registered.handle.get()
         };
         let mut handles = vec![range(0), range(1)];
         eventually("their file is stored", || kept(&manager) == 1);
@@ -437,7 +442,7 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
             manager.end(Signal::SIGKILL);
             manager.start(&[]);
             let (items, fds) = Raw::connect(&manager.socket()).acquire(&handles);
-            let codes: Vec<_> = items.iter().map(|item| item.status.result().err()).collect();
+            let codes: Vec<_> = items.iter().map(|item| item.status.get().result().err()).collect();
             assert_eq!(codes, vec![None; handles.len()], "{ended:?} has ended");
             assert!(fds.len() == handles.len() && fds.iter().all(|fd| inode(fd) == inode(&memory)));
         }

@@ -27,7 +27,7 @@ fn ask_without_reading(raw: &mut Raw, handles: &[Handle], most: usize) -> usize 
         let mut writer = Writer::new();
         writer.start(Kind::Acquire, id).push(&[0_u32, 0]);
         for handle in handles {
-            writer.push(&handle.prefix);
+            writer.push(&handle.prefix.to_bytes());
         }
         match fdbroker_scm::send(raw.socket.as_fd(), writer.finish(handles.len(), 0), &[]) {
             Ok(()) => (sent, full_since) = (sent + 1, Instant::now()),
@@ -67,7 +67,7 @@ fn client_when_it_never_reads_then_few_fds_wait_for_it_and_others_are_served() {
     // It begins to read, and what it asked for comes.
     for _ in 0..sent.min(100) {
         let (items, fds) = grants(deaf.receive().expect("an answer"));
-        assert_eq!((items[0].status.result(), fds.len()), (Ok(()), 1));
+        assert_eq!((items[0].status.get().result(), fds.len()), (Ok(()), 1));
     }
     drop((deaf, client, owner));
     broker.assert_nothing_left();
@@ -106,7 +106,7 @@ fn holder_when_it_never_reads_its_events_then_owners_and_others_go_on() {
     let mut leases = Vec::new();
     for chunk in owner.handles().chunks(MAX_BATCH) {
         let (items, fds) = deaf.acquire(chunk);
-        assert!(items.iter().all(|item| item.status.is_ok()) && fds.len() == chunk.len());
+        assert!(items.iter().all(|item| item.status.get().is_ok()) && fds.len() == chunk.len());
         leases.extend(items.iter().map(|item| item.lease.get()));
     }
     for outcome in
@@ -211,10 +211,10 @@ fn acquire_when_too_many_requests_are_parked_then_no_quota_names_that() {
     assert_eq!(answer.message().id, fifth);
     let status = match answer.message().kind {
         Kind::Failed => answer.failure(),
-        _ => grants(answer).0[0].status,
+        _ => grants(answer).0[0].status.get(),
     };
     assert_eq!(status.result(), Err(ErrorCode::NoQuota));
-    assert_eq!((status.resource, status.value.get()), (Resource::ParkedRequests as u8, 4));
+    assert_eq!((status.resource, status.value), (Resource::ParkedRequests as u8, 4));
     // The parked ones are served in turn, as they came.
     let mut lease = lease;
     for id in parked {
@@ -222,7 +222,7 @@ fn acquire_when_too_many_requests_are_parked_then_no_quota_names_that() {
         let answer = raw.receive().expect("an answer");
         assert_eq!(answer.message().id, id);
         let (items, fds) = grants(answer);
-        assert_eq!((items[0].status.result(), fds.len()), (Ok(()), 1));
+        assert_eq!((items[0].status.get().result(), fds.len()), (Ok(()), 1));
         lease = items[0].lease.get();
     }
 }
@@ -233,7 +233,7 @@ fn status_of(raw: &Raw, id: u64) -> Result<(), ErrorCode> {
     assert_eq!(answer.message().id, id);
     match answer.message().kind {
         Kind::Failed => answer.failure().result(),
-        _ => grants(answer).0[0].status.result(),
+        _ => grants(answer).0[0].status.get().result(),
     }
 }
 
@@ -265,7 +265,10 @@ fn acquire_when_an_id_is_used_twice_then_both_are_answered_and_nothing_is_lost()
     let (broker, owner, raw, lease) = full_client();
     let mut writer = Writer::new();
     for _ in 0..2 {
-        writer.start(Kind::Acquire, 77).push(&[LONG_MS.to_le(), 0]).push(&owner.handle(1).prefix);
+        writer
+            .start(Kind::Acquire, 77)
+            .push(&[LONG_MS.to_le(), 0])
+            .push(&owner.handle(1).prefix.to_bytes());
         raw.send(writer.finish(1, 0), &[]).expect("sent");
     }
     eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);

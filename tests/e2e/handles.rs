@@ -60,11 +60,11 @@ fn acquire_when_hints_are_forged_then_the_grants_own_size_counts() {
     let broker = Broker::start();
     let (owner, consumer) = owner_and_consumer(&broker);
     let mut handle = owner.handle(0);
-    handle.size_bytes = u64::MAX.into();
-    handle.offset_bytes = (1 << 40).into();
+    handle.size_bytes = u64::MAX;
+    handle.offset_bytes = 1 << 40;
     let grant = consumer.acquire(&handle, patience()).expect("hints are not covered by the MAC");
     assert_eq!(grant.info.facts.size_bytes, BLOCK_BYTES as u64);
-    let refused = grant.import(Access::Read, handle.offset_bytes.get()).expect_err("outside");
+    let refused = grant.import(Access::Read, handle.offset_bytes).expect_err("outside");
     assert_eq!(refused.code, ErrorCode::BadHandle);
 }
 

@@ -211,7 +211,7 @@ fn clients_when_60_of_one_domain_never_read_then_another_domain_gets_whole_batch
         let credits = owner.want_credits(64).min(64) as usize;
         let count = credits.min(MAX_BATCH - handles.len());
         let registered = owner.register(&vec![item; count], &vec![block.as_fd(); count]);
-        handles.extend(registered.iter().map(|one| one.handle));
+        handles.extend(registered.iter().map(|one| one.handle.get()));
     }
     let mut deaf: Vec<_> = (0..60).map(|_| Raw::connect(&socket("first"))).collect();
     for raw in &mut deaf {

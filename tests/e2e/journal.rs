@@ -91,7 +91,7 @@ fn owner_when_silent_then_its_domain_alone_is_told_its_pid_and_the_log_names_it(
     let pid_told_to = |client: &Client| {
         let error = client.acquire(&handle, patience()).expect_err("a grant");
         assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
-        let pid = error.status.expect("from the broker").pid.get();
+        let pid = error.status.expect("from the broker").pid;
         assert_eq!(error.to_string().contains("the owner is pid"), pid != 0, "{error}");
         pid
     };

@@ -88,7 +88,7 @@ fn kept_when_there_are_as_many_as_may_be_then_no_quota_names_the_cap() {
     let status = error.status.expect("the broker says it");
     assert_eq!(Resource::from_number(status.resource), Some(Resource::KeptAllocations), "{error}");
     assert_eq!(status.scope(), Some(Scope::Client), "{error}");
-    assert_eq!(status.value.get(), 1, "{error}");
+    assert_eq!(status.value, 1, "{error}");
     client.unregister(&first).expect("ended");
     keep(&client, &blocks, 1).expect("there is room again");
 }

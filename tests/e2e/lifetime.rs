@@ -154,18 +154,18 @@ fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
     let (block, mut granted) = (memfd(c"block", BLOCK_BYTES, all_seals()), 0);
     for round in 0..RACES {
         let handle = owner.register(&[block_item()], &[block.as_fd()])[0].handle;
-        let request = consumer.start_acquire(&[handle], 600_000);
+        let request = consumer.start_acquire(&[handle.get()], 600_000);
         if round.is_multiple_of(2) {
             let socket = consumer.socket.as_fd();
             let is_read = || fdbroker_scm::unread_bytes(socket).is_ok_and(|bytes| bytes == 0);
             eventually("the broker has read it", is_read);
         }
-        assert!(owner.unregister(&[handle.id()])[0].is_ok());
+        assert!(owner.unregister(&[handle.get().id()])[0].is_ok());
         let answer = consumer.receive().expect("granted, or stale");
         assert_eq!(answer.message().id, request);
         let (items, fds) = grants(answer);
         if fds.is_empty() {
-            assert_eq!(items[0].status.result(), Err(ErrorCode::Stale));
+            assert_eq!(items[0].status.get().result(), Err(ErrorCode::Stale));
             continue;
         }
         granted += 1;
@@ -181,7 +181,7 @@ fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
             })
             .collect();
         assert_ne!(items[0].lease.get(), 0);
-        assert_eq!(told, [(handle.id(), items[0].lease.get())]);
+        assert_eq!(told, [(handle.get().id(), items[0].lease.get())]);
         assert!(consumer.release(&[items[0].lease.get()])[0].is_ok());
     }
     assert!(granted >= RACES / 2, "{granted} of {RACES} are granted");
@@ -299,7 +299,7 @@ fn release_when_twice_then_bad_handle() {
     let owner = Owner::of(&broker, "owner", 1);
     let mut raw = Raw::connect(&broker.socket());
     let (items, fds) = raw.acquire(&[owner.handle(0)]);
-    assert_eq!((items[0].status.result(), fds.len()), (Ok(()), 1));
+    assert_eq!((items[0].status.get().result(), fds.len()), (Ok(()), 1));
     let lease = items[0].lease.get();
     assert_eq!(raw.mapped(&[lease])[0].result(), Ok(()));
     assert_eq!(raw.release(&[lease])[0].result(), Ok(()));

@@ -24,8 +24,8 @@ fn leave(path: &Path, bytes: &[u8]) -> Handle {
     let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let item = RegisterItem { flags: register_flags::KEEP, ..block_item() };
     let registered = client.register(&[item], &[block.as_fd()])[0];
-    assert!(registered.status.is_ok(), "{}", registered.status);
-    registered.handle
+    assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+    registered.handle.get()
 }
 
 /// A client there has these bytes by the name `w`, and is granted this one of `handles` alone.
@@ -38,7 +38,7 @@ fn assert_has(path: &Path, expected: Option<(&[u8], usize)>, handles: &[Handle])
         (found, _) => panic!("{}: {found:?}", path.display()),
     }
     assert_eq!(client.list("").len(), usize::from(expected.is_some()));
-    let granted = |handle: &Handle| client.acquire(&[*handle]).0[0].status.is_ok();
+    let granted = |handle: &Handle| client.acquire(&[*handle]).0[0].status.get().is_ok();
     let granted: Vec<bool> = handles.iter().map(granted).collect();
     let own = expected.map(|(_, own)| own);
     assert_eq!(granted, (0..handles.len()).map(|at| own == Some(at)).collect::<Vec<_>>());

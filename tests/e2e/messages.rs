@@ -185,7 +185,7 @@ fn answer_to_hello(broker: &Broker, change: impl FnOnce(&mut Hello)) -> (Raw, Er
     change(&mut hello);
     let answer = raw.request(Kind::Hello, |writer| writer.push(&hello), 0, &[]);
     let status = answer.failure();
-    (raw, status.result().expect_err("refused"), status.value.get())
+    (raw, status.result().expect_err("refused"), status.value)
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn hello_when_no_version_in_common_then_told_the_brokers() {
     bytes[2] = newer;
     raw.send(&bytes, &[]).expect("sent");
     let status = raw.receive().expect("an answer").failure();
-    assert_eq!(status.value.get(), PROTOCOL_VERSION.into());
+    assert_eq!(status.value, PROTOCOL_VERSION.into());
     bystander.assert_unharmed();
 }
 

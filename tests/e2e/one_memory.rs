@@ -84,7 +84,7 @@ impl Changeling {
         let error = consumer.acquire(&self.handles[0], patience()).expect_err("other memory");
         let status = error.status.expect("the broker's");
         let right = (ErrorCode::OwnerSilent, ErrorCode::UnsupportedFd as u64);
-        assert_eq!((error.code, status.value.get()), right, "{when}: {error}");
+        assert_eq!((error.code, status.value), right, "{when}: {error}");
         let told = self.notices.until("the refusal", |notice| match notice {
             Notice::SupplyRefused { id, error } => Some((id, error)),
             _ => None,
@@ -142,15 +142,15 @@ fn register_when_one_message_names_an_address_twice_then_other_memory_is_refused
         let fds = [filled(0), filled(1), filled(2)];
         let item = RegisterItem { base: (1 << 40).into(), ..block_item() };
         let resident = RegisterItem { flags: 0, ..block_item() };
-        assert!(raw.register(&[resident], &[fds[2].as_fd()])[0].status.is_ok());
+        assert!(raw.register(&[resident], &[fds[2].as_fd()])[0].status.get().is_ok());
         let [first, other] = [0, 1].map(|at: usize| fds[at].as_fd());
         let registered = raw.register(&[item; 4], &[first, other, first, other]);
-        let said: Vec<Status> = registered.iter().map(|one| one.status).collect();
+        let said: Vec<Status> = registered.iter().map(|one| one.status.get()).collect();
         let right = [Status::OK, Status::OTHER_MEMORY, Status::OK, Status::OTHER_MEMORY];
         assert_eq!(said, right);
         assert_eq!(registered[0].handle, registered[2].handle);
         let again = raw.register(&[item; 2], &[other, first]);
-        let said: Vec<Status> = again.iter().map(|one| one.status).collect();
+        let said: Vec<Status> = again.iter().map(|one| one.status.get()).collect();
         assert_eq!(said, [Status::OTHER_MEMORY, Status::OK]);
         drop(raw);
         broker.assert_nothing_left();
@@ -164,17 +164,17 @@ fn register_when_dropped_before_then_other_memory_at_the_address_is_another_allo
     let fds = [filled(0), filled(1)];
     let item = RegisterItem { base: (1 << 40).into(), ..block_item() };
     let first = raw.register(&[item], &[fds[0].as_fd()])[0];
-    assert!(raw.unregister(&[first.handle.id()])[0].is_ok());
+    assert!(raw.unregister(&[first.handle.get().id()])[0].is_ok());
     let second = raw.register(&[item], &[fds[1].as_fd()])[0];
-    assert!(second.status.is_ok() && second.handle.id() != first.handle.id());
+    assert!(second.status.get().is_ok() && second.handle.get().id() != first.handle.get().id());
     // Another id at the address says so, too.
     let mut other = item;
     other.facts.owner_allocation_id = 8.into();
     let third = raw.register(&[other], &[fds[0].as_fd()])[0];
-    assert!(third.status.is_ok() && third.handle.id() != second.handle.id());
+    assert!(third.status.get().is_ok() && third.handle.get().id() != second.handle.get().id());
     let mut consumer = Raw::connect(&broker.socket());
-    let answer = consumer.acquire_once(&[second.handle], 0);
-    assert_eq!(answer.grants()[0].status.result(), Err(ErrorCode::Stale));
+    let answer = consumer.acquire_once(&[second.handle.get()], 0);
+    assert_eq!(answer.grants()[0].status.get().result(), Err(ErrorCode::Stale));
     drop((raw, consumer));
     broker.assert_nothing_left();
 }
@@ -197,7 +197,7 @@ fn kept_memory_when_another_memfd_is_given_for_it_after_a_crash_with_a_store_the
     manager.start(&[]);
     told.until("reconnected", |it| matches!(it, Notice::Reconnected { .. }).then_some(()));
     let error = register(1).expect_err("other memory under the same handle");
-    let what = error.status.map(|status| status.value.get());
+    let what = error.status.map(|status| status.value);
     assert_eq!((error.code, what), (ErrorCode::UnsupportedFd, Some(FdType::OtherMemory as u64)));
     assert_eq!(register(0).expect("the same memory").handle, handle);
     drop(assert_bytes(client.acquire(&handle, patience()).expect("held"), 0));

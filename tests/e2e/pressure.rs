@@ -20,7 +20,7 @@ fn assert_cap(error: &Error, resource: Resource, scope: Scope, cap: u64) {
     let status = error.status.expect("from the broker");
     let named = (status.resource, status.scope, status.cap());
     assert_eq!(named, (resource as u8, scope as u8, Some(cap)), "{error}");
-    assert_eq!(status.pid.get(), std::process::id(), "{error}");
+    assert_eq!(status.pid, std::process::id(), "{error}");
 }
 
 /// Every helper has done what it was told.
@@ -243,13 +243,13 @@ fn populate(file: &OwnedFd, bytes: usize) {
 #[track_caller]
 fn deposit_page(owner: &mut Raw, file: &OwnedFd) -> Status {
     assert!(owner.want_credits(1) > 0);
-    owner.register(&[block_item()], &[file.as_fd()])[0].status
+    owner.register(&[block_item()], &[file.as_fd()])[0].status.get()
 }
 
 #[track_caller]
 fn assert_no_bytes(status: Status) {
     assert_eq!(status.result(), Err(ErrorCode::NoQuota), "{status}");
-    assert_eq!((status.resource, status.value.get()), (Resource::HeldBytes as u8, MIB as u64));
+    assert_eq!((status.resource, status.value), (Resource::HeldBytes as u8, MIB as u64));
 }
 
 /// ATTACKS: a GiB deposited as 4 KiB, three times, under a cap of 1 MiB.

@@ -105,7 +105,7 @@ fn recall_when_the_owner_cannot_export_it_then_owner_silent_says_why() {
     let (_owner, handle) = owner_who(&broker, |_, _| Err(ErrorCode::NotSupported));
     let error = broker.client("consumer").acquire(&handle, patience()).expect_err("a grant");
     assert_eq!(error.code, ErrorCode::OwnerSilent, "{error}");
-    let value = error.status.expect("from the broker").value.get();
+    let value = error.status.expect("from the broker").value;
     assert_eq!(value, ErrorCode::NotSupported as u64, "{error}");
 }
 
@@ -288,10 +288,10 @@ fn raw_owner(broker: &Broker) -> (Raw, Blocks, Handle) {
         assert!(raw.want_credits(1) >= 1);
         let fd = blocks.export(index);
         let registered = raw.register(&[item(&blocks.deposit(index))], &[fd.as_fd()]);
-        assert_eq!(registered[0].status.result(), Ok(()));
+        assert_eq!(registered[0].status.get().result(), Ok(()));
         handles.push(registered[0].handle);
     }
-    (raw, blocks, handles[0])
+    (raw, blocks, handles[0].get())
 }
 
 /// What the library says of a deposit on the wire.
@@ -335,7 +335,7 @@ fn assert_ended_by_supply(change: impl Fn(&mut SupplyItem)) {
     supply(&raw, item, &[blocks.export(0)]);
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.message().id, id);
-    assert_eq!(grants(answer).0[0].status.result(), Err(ErrorCode::Stale));
+    assert_eq!(grants(answer).0[0].status.get().result(), Err(ErrorCode::Stale));
     assert!(broker.admin().allocation(handle.id()).is_none(), "nobody holds it");
     drop(raw);
     broker.assert_nothing_left();
@@ -382,7 +382,7 @@ fn acquire_when_the_recall_outlasts_the_deadline_then_again_and_the_late_fd_serv
     let id = raw.start_acquire(&[handle], 50);
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.message().id, id);
-    assert_eq!(grants(answer).0[0].status.result(), Err(ErrorCode::Again));
+    assert_eq!(grants(answer).0[0].status.get().result(), Err(ErrorCode::Again));
     let client = broker.client("hasty");
     let soon = Deadline::after(Duration::from_millis(50));
     let error = client.acquire(&handle, soon).expect_err("the owner does not answer");
@@ -408,7 +408,7 @@ fn supply_when_sent_more_often_than_asked_then_the_others_are_closed() {
     let answer = raw.receive().expect("an answer");
     assert_eq!(answer.message().id, id);
     let (items, granted) = grants(answer);
-    assert_eq!((items[0].status.result(), granted.len()), (Ok(()), 1));
+    assert_eq!((items[0].status.get().result(), granted.len()), (Ok(()), 1));
     // It holds one fd and gives one; of the supplied ones no other is left.
     let status = broker.status();
     assert_eq!((status.gauges.stored_fds.get(), status.uses.open_leases.now.get()), (1, 1));

@@ -107,9 +107,9 @@ fn isolated_when_the_cap_is_full_of_such_then_no_quota_names_it_and_one_less_mak
         let error = isolated(&client, 9, soon()).expect_err("one too many");
         assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
         let status = error.status.expect("from the broker");
-        let named = (status.resource, status.scope, status.value.get());
+        let named = (status.resource, status.scope, status.value);
         assert_eq!(named, (Resource::HeldFds as u8, Scope::Node as u8, CAP), "{error}");
-        assert_eq!(status.pid.get(), std::process::id(), "the holder: {error}");
+        assert_eq!(status.pid, std::process::id(), "the holder: {error}");
         // The others still work, and one less makes room for one more.
         for (seed, buffer) in (turn..).zip(&buffers) {
             assert_reads(&consumer, buffer, seed);

@@ -79,7 +79,7 @@ fn connect_when_clients_are_at_their_cap_then_no_quota_names_it() {
     let error = broker.builder("three").connect().expect_err("the third of two");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     let status = error.status.expect("from the broker");
-    assert_eq!((status.resource, status.value.get()), (Resource::Connections as u8, 2), "{error}");
+    assert_eq!((status.resource, status.value), (Resource::Connections as u8, 2), "{error}");
     assert!(clients.iter().all(Client::is_connected));
     drop(clients);
     broker.assert_nothing_left();

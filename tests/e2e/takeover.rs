@@ -228,7 +228,7 @@ fn requests_when_unread_at_the_takeover_then_the_successor_serves_them() {
             let answer = raw.receive().expect("an answer");
             assert_eq!(answer.message().id, id);
             let (items, fds) = grants(answer);
-            assert!(items[0].status.is_ok() && fds.len() == 1, "{}", items[0].status);
+            assert!(items[0].status.get().is_ok() && fds.len() == 1, "{}", items[0].status.get());
         }
         starting.join().expect("no panic")
     });
@@ -255,8 +255,8 @@ fn fds_when_8000_are_held_then_all_go_along() {
         let items = vec![block_item(); credits];
         let registered = owner.register(&items, &vec![block.as_fd(); credits]);
         handles.extend(registered.iter().map(|one| {
-            assert!(one.status.is_ok(), "{}", one.status);
-            one.handle
+            assert!(one.status.get().is_ok(), "{}", one.status.get());
+            one.handle.get()
         }));
     }
     let before = broker.status();
@@ -266,7 +266,7 @@ fn fds_when_8000_are_held_then_all_go_along() {
     assert_eq!(broker.status().gauges.stored_fds, before.gauges.stored_fds);
     for some in handles.chunks(250) {
         let (items, fds) = owner.acquire(some);
-        assert!(items.iter().all(|item| item.status.is_ok()) && fds.len() == some.len());
+        assert!(items.iter().all(|item| item.status.get().is_ok()) && fds.len() == some.len());
         let leases: Vec<u64> = items.iter().map(|item| item.lease.get()).collect();
         owner.release(&leases);
     }
@@ -366,7 +366,7 @@ fn takeover_when_another_format_is_wanted_then_refused_with_the_format() {
     let (_, answer) = ByHand::ask(&broker, FORMAT + 1);
     let status = answer.failure();
     assert_eq!(status.result(), Err(ErrorCode::NotSupported));
-    assert_eq!(status.value.get(), FORMAT);
+    assert_eq!(status.value, FORMAT);
     broker.status();
 }
 
@@ -384,7 +384,7 @@ fn takeover_when_too_many_fds_are_in_flight_then_refused_and_possible_once_they_
         let credits = owner.want_credits(120).min(120) as usize;
         let registered =
             owner.register(&vec![block_item(); credits], &vec![block.as_fd(); credits]);
-        handles.extend(registered.iter().map(|one| one.handle));
+        handles.extend(registered.iter().map(|one| one.handle.get()));
     }
     // They do not read what they are sent.
     let mut deaf: Vec<Raw> = (0..6).map(|_| Raw::connect(&broker.socket())).collect();

@@ -157,7 +157,7 @@ fn resolve_when_the_owner_has_not_come_back_from_a_crash_then_again() {
     let flags = register_flags::RECALLABLE | register_flags::VIRTUAL_FD;
     let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let registered = owner.register(&[RegisterItem { flags, ..block_item() }], &[block.as_fd()]);
-    let fd = registered[0].handle.virtual_fd().expect("it was asked for");
+    let fd = registered[0].handle.get().virtual_fd().expect("it was asked for");
     broker.kill();
     broker.restart();
     let consumer = broker.client("consumer");

@@ -7,7 +7,7 @@ use fdbroker_protocol::message::{
     RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role, SupplyItem,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer,
+    AllocationId, ErrorCode, Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -120,7 +120,7 @@ pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
                 Ok(None) => await_ready(socket.as_fd(), PollFlags::POLLIN),
                 Ok(Some((message, _))) if message.kind == Kind::Joined => return Some(socket),
                 Ok(Some((message, _))) => {
-                    let status = message.body_as::<Status>().ok()?.result();
+                    let status = message.status().ok()?.result();
                     if status != Err(ErrorCode::Again) {
                         return None;
                     }
@@ -294,7 +294,7 @@ impl Conn {
             let mut come = Vec::new();
             let is_alive = self.drain_some(inbox, |message| {
                 if let Ok((_, items)) = message.head_and_items::<RegisterReplyHead, Registered>() {
-                    come.extend(items.iter().filter(|item| item.status.is_ok()).copied());
+                    come.extend(items.iter().filter(|item| item.status.get().is_ok()).copied());
                 }
             });
             if come.is_empty() || !is_alive {
@@ -341,7 +341,7 @@ impl Conn {
         let head = AcquireHead { deadline_ms: deadline_ms.into(), flags: 0.into() };
         writer.start(Kind::Acquire, self.fresh_id()).push(&head);
         handles.iter().for_each(|handle| {
-            writer.push(&handle.prefix);
+            writer.push(&handle.prefix.to_bytes());
         });
         writer.finish(handles.len(), 0).to_vec()
     }

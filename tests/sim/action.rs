@@ -334,16 +334,16 @@ fn show_leases(leases: &[LeaseId]) -> String {
 /// A status in a few words.
 pub fn show_status(status: &Status) -> String {
     match status.result() {
-        Ok(()) if status.value.get() == 0 => "OK".into(),
-        Ok(()) => format!("OK({})", status.value.get()),
-        Err(code) if status.resource == 0 && status.value.get() == 0 => code.name().to_owned(),
+        Ok(()) if status.value == 0 => "OK".into(),
+        Ok(()) => format!("OK({})", status.value),
+        Err(code) if status.resource == 0 && status.value == 0 => code.name().to_owned(),
         Err(code) => format!(
             "{}(resource {} scope {} value {} pid {})",
             code.name(),
             status.resource,
             status.scope,
-            status.value.get(),
-            status.pid.get()
+            status.value,
+            status.pid
         ),
     }
 }

@@ -455,7 +455,7 @@ impl Model {
                         // The answer tells it, so that no event follows.
                         ended.drain = Drain::Told;
                     }
-                    item.is_ok() && item.value.get() == u64::from(drained)
+                    item.is_ok() && item.value == u64::from(drained)
                 }
                 Foretold::OneOf(codes) => item.result().is_err_and(|code| codes.contains(&code)),
             };
@@ -520,7 +520,7 @@ impl Model {
                 };
                 let most = self.most_own_fds();
                 if u64::from(own_fds) > most {
-                    let named = (status.resource, status.value.get(), status.pid.get());
+                    let named = (status.resource, status.value, status.pid);
                     let right = (Resource::OwnFds as u8, most, 0);
                     ensure!(named == right, "an absurd hello is refused with {shown}");
                     ensure!(step.evicted.is_empty(), "fds are closed for a hello that is refused");
@@ -569,7 +569,7 @@ impl Model {
     /// closing already.
     fn deposits_refused(&self, step: &mut Step, status: Status) -> Check {
         let most = u64::from(self.config.max_refused_per_domain);
-        let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid.get());
+        let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid);
         ensure!(status == right, "register failed with {}", show_status(&status));
         ensure!(step.refused_unread, "deposits are refused, and the closers have room");
         step.refused_unread = false;

@@ -147,7 +147,7 @@ impl Model {
             }
             ErrorCode::OwnerSilent => {
                 ensure!(!self.is_held(id), "{id}: {shown} while its fd is here");
-                match item.status.value.get() {
+                match item.status.value {
                     0 => step.said_silent.push(allocation.owner),
                     value => {
                         let refused = allocation.refused.map_or(0, |code| code as u64);

@@ -104,7 +104,7 @@ impl Model {
         // A process of another user, or what belongs to no process.
         let is_of_nobody = quota.status.scope != scope as u8;
         let names_nobody =
-            quota.status.pid.get() == 0 && (is_of_nobody || !resource.is_capped_in(Scope::Client));
+            quota.status.pid == 0 && (is_of_nobody || !resource.is_capped_in(Scope::Client));
         ensure!(
             largest || names_nobody || !steady,
             "{shown} names a pid that does not hold most of it"
@@ -156,7 +156,7 @@ impl Model {
         let members = self.clients.iter().filter(|(number, state)| state.is_of(**number, account));
         let usage = |number: u32| ledger.of(Holder::Client(number)).usage(resource);
         let most = members.clone().map(|(number, _)| usage(*number)).max();
-        let pid = quota.status.pid.get();
+        let pid = quota.status.pid;
         match most {
             None => pid == 0,
             Some(most) => members

@@ -82,8 +82,8 @@ pub fn supply_when_refused_then_owner_silent_and_place_is_free(rig: &mut Rig) ->
     answer(rig, owner, |supply| supply.fd = Err(ErrorCode::LocalFdLimit))?;
     let status = rig.status(consumer, request)?;
     let right = Status::with_value(ErrorCode::OwnerSilent, ErrorCode::LocalFdLimit as u64);
-    ensure!(status.pid.get() != 0, "the owner is not named: {}", show_status(&status));
-    let without_pid = Status { pid: 0.into(), ..status };
+    ensure!(status.pid != 0, "the owner is not named: {}", show_status(&status));
+    let without_pid = Status { pid: 0, ..status };
     ensure!(without_pid == right, "answered {}", show_status(&status));
     let recalls = rig.world.model.ledger().node.recalls;
     ensure!(recalls == 0, "{recalls} places are still reserved");

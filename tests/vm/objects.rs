@@ -8,7 +8,7 @@ use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
     object_flags,
 };
-use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Message, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Message, Writer};
 use fdbroker_scm::ReceivedFds;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -90,7 +90,7 @@ fn pattern(index: u64, bytes: usize) -> Vec<u8> {
 fn expect(answer: &Answer, kind: Kind) -> Outcome<Message<'_>> {
     let message = answer.message()?;
     match message.kind {
-        Kind::Failed => Err(message.body_as::<Status>()?.to_string().into()),
+        Kind::Failed => Err(message.status()?.to_string().into()),
         its if its == kind => Ok(message),
         its => Err(format!("{its:?} instead of {kind:?}").into()),
     }
@@ -156,7 +156,7 @@ fn get_one(connection: &mut Connection, name: &str, index: u64) -> Outcome<Strin
     let answer = connection.ask(Kind::ObjectGet, body, 1, &[])?;
     let message = answer.message()?;
     if message.kind == Kind::Failed {
-        let code = message.body_as::<Status>()?.result().err().unwrap_or(ErrorCode::Internal);
+        let code = message.status()?.result().err().unwrap_or(ErrorCode::Internal);
         return Ok(format!("{code:?}"));
     }
     let got = message.got()?;

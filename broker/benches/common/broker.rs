@@ -10,7 +10,7 @@ use fdbroker_protocol::message::{
     AcquireHead, HelloReply, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead, Registered,
     Role, register_flags,
 };
-use fdbroker_protocol::{Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer};
+use fdbroker_protocol::{Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::FromZeros;
@@ -67,7 +67,7 @@ impl Connection {
         self.writer.start(Kind::Acquire, 3);
         self.writer.push(&AcquireHead { deadline_ms: U32::new(5000), flags: U32::ZERO });
         for handle in handles {
-            self.writer.push(&handle.prefix);
+            self.writer.push(&handle.prefix.to_bytes());
         }
         self.writer.finish(count, 0)
     }
@@ -91,8 +91,8 @@ impl Connection {
         for leases in self.leases.chunks(MAX_BATCH) {
             self.writer.start(Kind::Release, 4).push(leases);
             let (reply, ..) = self.wire.call(self.writer.finish(leases.len(), 0));
-            let released = parse(reply).items::<Status>().expect("lease reply");
-            assert!(released.iter().all(Status::is_ok));
+            let mut released = parse(reply).statuses().expect("lease reply");
+            assert!(released.all(|status| status.is_ok()));
         }
         self.leases.clear();
     }
@@ -189,8 +189,8 @@ impl Broker {
                 reply.head_and_items::<RegisterReplyHead, Registered>().expect("register reply");
             owner.credits = head.deposit_credits.get();
             for item in items {
-                assert!(item.status.is_ok(), "{}", item.status);
-                self.held.push(item.handle);
+                assert!(item.status.get().is_ok(), "{}", item.status.get());
+                self.held.push(item.handle.get());
             }
         }
     }
@@ -252,7 +252,7 @@ fn sealed_memfd(bytes: u64) -> OwnedFd {
 pub fn parse(bytes: &[u8]) -> Message<'_> {
     let message = Message::parse(bytes).expect("a message");
     if message.kind == Kind::Failed {
-        panic!("the daemon refused: {}", message.body_as::<Status>().expect("status"));
+        panic!("the daemon refused: {}", message.status().expect("status"));
     }
     message
 }

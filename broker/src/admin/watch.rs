@@ -67,8 +67,10 @@ impl Watch {
         let told = match self.sight {
             Sight::Node => Some(*event),
             Sight::Domain(_) if is_of_node => Some(EventRecord { lost: 0.into(), ..*event }),
-            Sight::Domain(own) => is_of(event, pod, own)
-                .then(|| EventRecord { status: without_stranger(event.status), ..*event }),
+            Sight::Domain(own) => is_of(event, pod, own).then(|| EventRecord {
+                status: without_stranger(event.status.get()).into(),
+                ..*event
+            }),
         };
         told.filter(|_| is_chosen)
     }
@@ -120,7 +122,7 @@ fn is_of(event: &EventRecord, pod: PodKey, domain: DomainKey) -> bool {
 
 /// The largest holder of all may be of another domain.
 fn without_stranger(status: Status) -> Status {
-    if status.scope() == Some(Scope::Node) { Status { pid: 0.into(), ..status } } else { status }
+    if status.scope() == Some(Scope::Node) { Status { pid: 0, ..status } } else { status }
 }
 
 pub(crate) fn lost_event(lost: u64, unix_us: u64) -> EventRecord {
@@ -142,7 +144,7 @@ pub(crate) fn event(note: &Note, unix_us: u64) -> EventRecord {
         generation: id.generation.into(),
         size_bytes: note.size_bytes.into(),
         lost: 0.into(),
-        status: note.status,
+        status: note.status.into(),
         name: [0; NAME_BYTES],
         reserved: 0.into(),
     }

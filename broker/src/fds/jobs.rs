@@ -185,16 +185,16 @@ impl Job {
     /// [`act::TURN_AWAY`], for this: without the pid that it may have.
     pub fn turning_away(socket: OwnedFd, status: Status) -> Self {
         let Status { code, resource, scope, value, .. } = status;
-        let number = u32::from(code.get()) << 16 | u32::from(resource) << 8 | u32::from(scope);
-        let reserved = u32::try_from(value.get()).unwrap_or(u32::MAX);
+        let number = u32::from(code) << 16 | u32::from(resource) << 8 | u32::from(scope);
+        let reserved = u32::try_from(value).unwrap_or(u32::MAX);
         Job { act: act::TURN_AWAY, fd: socket.into_raw_fd(), number, reserved }
     }
 
     /// What [`Job::turning_away`] was given.
     pub fn status(self) -> Status {
         let [_, _, resource, scope] = self.number.to_be_bytes();
-        let code = ((self.number >> 16) as u16).into();
-        Status { code, resource, scope, pid: 0.into(), value: u64::from(self.reserved).into() }
+        let code = (self.number >> 16) as u16;
+        Status { code, resource, scope, pid: 0, value: self.reserved.into() }
     }
 
     /// Lends the fd, which is open until the job is done.

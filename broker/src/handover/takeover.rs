@@ -86,8 +86,8 @@ impl Takeover {
         let mut fds = ReceivedFds::new();
         let bytes = receive(socket.as_fd(), &mut fds).map_err(TakeoverError::BrokenOff)?;
         let message = parse(&bytes).map_err(TakeoverError::BrokenOff)?;
-        if let (Kind::Failed, Ok(status)) = (message.kind, message.body_as::<Status>()) {
-            return Err(refusal(admin_socket, *status));
+        if let (Kind::Failed, Ok(status)) = (message.kind, message.status()) {
+            return Err(refusal(admin_socket, status));
         }
         let offer = message.body_as::<TakeoverOffer>();
         let offer = *offer.map_err(|error| TakeoverError::BrokenOff(error.to_string()))?;
@@ -122,8 +122,8 @@ fn refusal(path: &Path, status: Status) -> TakeoverError {
     let path = path.to_owned();
     match status.result() {
         Err(ErrorCode::NotPermitted) => TakeoverError::NotPermitted(path),
-        Err(ErrorCode::NotSupported) if status.value.get() > 0 => {
-            TakeoverError::Format { path, theirs: status.value.get() }
+        Err(ErrorCode::NotSupported) if status.value > 0 => {
+            TakeoverError::Format { path, theirs: status.value }
         }
         Err(ErrorCode::Again) => TakeoverError::Managed(path),
         _ => TakeoverError::Refused { path, status },

@@ -397,7 +397,7 @@ mod tests {
     const MEMORY: SavedMemory<'_> = SavedMemory {
         kind: MemoryKind::Memfd as u8,
         device: 3,
-        gpu: Gpu::cuda([7; 16], 5, true).to_bytes(),
+        gpu: [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 5, 0, 0, 0, 0, 1, 0, 0],
         size_bytes: 4096,
         fd_offset: 8192,
         owner_allocation_id: 5,

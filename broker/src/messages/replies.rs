@@ -70,7 +70,7 @@ fn granted_id(grant: &Granted) -> Option<AllocationId> {
 }
 
 fn refused_item(status: Status) -> GrantItem {
-    GrantItem { status, fd_index: NO_FD.into(), ..zerocopy::FromZeros::new_zeroed() }
+    GrantItem { status: status.into(), fd_index: NO_FD.into(), ..zerocopy::FromZeros::new_zeroed() }
 }
 
 pub(super) fn granted_item(
@@ -80,7 +80,7 @@ pub(super) fn granted_item(
     driver_data_len: u8,
 ) -> GrantItem {
     GrantItem {
-        status: grant.status,
+        status: grant.status.into(),
         lease: grant.lease.0.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
@@ -106,8 +106,8 @@ pub fn write_registered<'w, 'd>(
         let item = match deposit(outcome.index).filter(|_| outcome.status.is_ok()) {
             Some(deposit) => registered_item(identity, outcome, deposit),
             None => message::Registered {
-                status: outcome.status,
-                handle: Handle::from_bytes([0; 64]),
+                status: outcome.status.into(),
+                handle: Handle::from_bytes([0; 64]).into(),
                 token: [0; 16],
             },
         };
@@ -122,8 +122,8 @@ fn registered_item(
     deposit: &Deposit,
 ) -> message::Registered {
     message::Registered {
-        status: outcome.status,
-        handle: handle_of(identity, outcome.id, &deposit.facts, deposit.virtual_fd),
+        status: outcome.status.into(),
+        handle: handle_of(identity, outcome.id, &deposit.facts, deposit.virtual_fd).into(),
         token: identity.key.owner_token(outcome.id),
     }
 }
@@ -138,7 +138,7 @@ pub(super) fn handle_of(
     let handle = identity.key.seal(identity.node, id, facts);
     let virtual_fd = identity.key.virtual_fd(id).filter(|_| has_virtual_fd);
     let virtual_fd = virtual_fd.map_or(0, |fd| fd.number().cast_unsigned());
-    Handle { virtual_fd: virtual_fd.into(), ..handle }
+    Handle { virtual_fd, ..handle }
 }
 
 /// The reply to unregister, mapped or release.
@@ -153,7 +153,10 @@ pub fn write_statuses<'w>(
         StatusReply::Lease => Kind::LeaseReply,
         StatusReply::Objects => Kind::ObjectReply,
     };
-    writer.start(kind, request.0).push(statuses);
+    writer.start(kind, request.0);
+    for status in statuses {
+        writer.push(&status.to_bytes());
+    }
     writer.finish(statuses.len(), 0)
 }
 
@@ -230,7 +233,7 @@ pub fn write_refused(
     let item = |(id, status): (AllocationId, Status)| RefusedItem {
         slot: id.slot.into(),
         generation: id.generation.into(),
-        status,
+        status: status.into(),
     };
     let count = list(writer, Kind::SupplyRefused, refused.map(item));
     writer.finish(count, 0)

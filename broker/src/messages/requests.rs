@@ -9,7 +9,7 @@ use fdbroker_core::{
     Now, Redeposit, RequestId, Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
-use fdbroker_protocol::handle::HandlePrefix;
+use fdbroker_protocol::handle::HandlePrefixItem;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
@@ -157,8 +157,10 @@ pub fn decode_request<'s>(
         }
         Kind::Register => decode_register(message, scratch, context),
         Kind::Fetch => {
-            let handles = message.items::<HandlePrefix>()?;
-            fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
+            let handles = message.items::<HandlePrefixItem>()?;
+            fill(&mut scratch.wanted, handles, |handle| {
+                context.key.open(context.node, &handle.get())
+            });
             Ok(Body::AcquireAhead { wanted: &scratch.wanted }.by(client, RequestId::ONE_WAY))
         }
         Kind::Unregister => {
@@ -225,9 +227,9 @@ fn decode_acquire<'s>(
     context: &Context<'_>,
 ) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
-    let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefix>()?;
+    let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefixItem>()?;
     expect_items(message, handles.len())?;
-    fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
+    fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, &handle.get()));
     Ok(Body::Acquire {
         wanted: &scratch.wanted,
         deadline: deadline(context.now, head.deadline_ms.get()),
@@ -280,12 +282,12 @@ fn decode_redeposit<'s>(
 }
 
 fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redeposit {
-    let prefix = &redeposit.handle.prefix;
+    let prefix = redeposit.handle.get().prefix;
     let ended = redeposit.item.flags & register_flags::ENDED != 0;
     let item =
         RegisterItem { flags: redeposit.item.flags & !register_flags::ENDED, ..redeposit.item };
     let (deposit, is_broken) = claimed_deposit(&item);
-    let id = context.key.open(context.node, prefix).and_then(|id| {
+    let id = context.key.open(context.node, &prefix).and_then(|id| {
         if !context.key.verify_token(id, &redeposit.token) {
             Err(ErrorCode::NotPermitted)
         } else if is_broken || item.facts.kind != prefix.kind {
@@ -309,11 +311,11 @@ fn decode_declare<'s>(
         let flags = item.flags.get();
         let wanted = match flags & !declare_flags::ALL {
             0 if flags & declare_flags::OBJECT != 0 => {
-                let id = item.handle.id();
+                let id = item.handle.get().id();
                 let is_one = context.core.is_object_of_domain(context.client, id);
                 is_one.then_some(id).ok_or(ErrorCode::Stale)
             }
-            0 => context.key.open(context.node, &item.handle),
+            0 => context.key.open(context.node, &item.handle.get()),
             _ => Err(ErrorCode::Protocol),
         };
         Declared { wanted, open: flags & declare_flags::OPEN != 0 }

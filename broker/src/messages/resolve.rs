@@ -34,7 +34,7 @@ pub fn write_resolved<'w>(
         return Err(ErrorCode::Again);
     }
     let first = resolved(identity, &found).ok_or(ErrorCode::BadHandle)?;
-    writer.start(Kind::Resolved, request.0).push(&first);
+    writer.start(Kind::Resolved, request.0).push(&first.to_bytes());
     let mut count = 1;
     let most = 1 + wanted.neighbours.get().min(MAX_NEIGHBOURS) as usize;
     let mut next = core.registered_after(slot);
@@ -42,7 +42,7 @@ pub fn write_resolved<'w>(
         let Some(slot) = next.filter(|_| count < most) else { break };
         let neighbour = core.allocation_of_domain(client, slot);
         if let Some(handle) = neighbour.and_then(|it| resolved(identity, &it)) {
-            writer.push(&handle);
+            writer.push(&handle.to_bytes());
             count += 1;
         }
         next = core.registered_after(slot);

@@ -161,7 +161,7 @@ impl Records {
             domain: DomainKey { listener: load(word::LISTENER), uid: load(word::UID), pod },
             gid: load(word::GID),
             kind: MemoryKind::from_number(flags >> KIND_BIT)?,
-            gpu: Some(zerocopy::transmute!(gpu)).filter(Gpu::is_sound)?,
+            gpu: Some(Gpu::from_bytes(zerocopy::transmute!(gpu))).filter(Gpu::is_sound)?,
             size_bytes: self.long(slot, word::SIZE),
             share: Share::from_number(share)?,
             recallable: flags & RECALLABLE != 0,
@@ -187,7 +187,7 @@ impl Records {
         store(word::STARTED, owner.started);
         self.set_long(id.slot, word::RANDOM, owner.random);
         self.set_long(id.slot, word::SIZE, size_bytes);
-        let gpu: [u32; GPU_WORDS] = zerocopy::transmute!(gpu);
+        let gpu: [u32; GPU_WORDS] = zerocopy::transmute!(gpu.to_bytes());
         (word::GPU..).zip(gpu).for_each(|(at, value)| store(at, value));
         let PodKey(halves) = domain.pod;
         let halves = [word::POD, word::POD + 2].into_iter().zip(halves);

@@ -173,7 +173,7 @@ fn set_limit_when_allowed_then_in_force_at_once_and_as_configured_after_a_reload
     assert_eq!((change.former.get(), change.value.get()), (7, 2));
     assert_eq!(admin.cap(job, leases), 2);
     let grants = client.acquire_once(&handles, 0).grants();
-    assert_eq!(grants.iter().filter(|grant| grant.status.is_ok()).count(), 2);
+    assert_eq!(grants.iter().filter(|grant| grant.status.get().is_ok()).count(), 2);
     let refused = client.acquire_once(&handles[..1], 0).grants()[0].status;
     assert_eq!((refused.resource, refused.scope), (leases as u8, job as u8));
 
@@ -242,7 +242,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let mut consumer = Raw::connect(&broker.socket());
     owner.want_credits(1);
     let fd = memfd(c"oldest", BLOCK_BYTES, all_seals());
-    let mut handles = vec![owner.register(&[block_item()], &[fd.as_fd()])[0].handle];
+    let mut handles = vec![owner.register(&[block_item()], &[fd.as_fd()])[0].handle.get()];
     handles.extend((0..3).flat_map(|_| owner.register_blocks(1)));
     let admin = broker.admin();
     assert_eq!(admin.timed(), (0, 0));
@@ -253,7 +253,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
 
     // The cap is full: the first request is refused at once, the second parked until the lease
     // comes back.
-    assert!(!consumer.acquire_once(&[newest], 0).grants()[0].status.is_ok());
+    assert!(!consumer.acquire_once(&[newest], 0).grants()[0].status.get().is_ok());
     assert_eq!(admin.timed(), (1, 0));
     consumer.start_acquire(&[newest], 10_000);
     consumer.release_one_way(&[lease]);
@@ -270,7 +270,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0).push(&supply);
     fdbroker_scm::send(owner.events(), writer.finish(1, 1), &[fd.as_fd()]).unwrap();
-    assert!(consumer.receive().unwrap().grants()[0].status.is_ok());
+    assert!(consumer.receive().unwrap().grants()[0].status.get().is_ok());
     assert_eq!(admin.timed(), (3, 1));
 }
 

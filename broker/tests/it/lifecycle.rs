@@ -167,7 +167,7 @@ fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over(
     let mut broker = Broker::start();
     let mut client = Raw::connect(&broker.socket());
     let handle = client.register_blocks(1)[0];
-    let slot = handle.prefix.slot.get();
+    let slot = handle.prefix.slot;
     let before = word(client.generations(), LIVENESS_OFFSET);
     assert!(is_alive(before));
     assert_ne!(word(client.generations(), generation_offset(slot)), 0);
@@ -189,9 +189,9 @@ fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over(
     // The key is the same. The owner gets its grace time to name the allocation again, and does
     // not.
     let status = again.acquire_once(&[handle], 20_000).grants()[0].status;
-    assert_eq!(status.result(), Err(ErrorCode::Lost));
+    assert_eq!(status.get().result(), Err(ErrorCode::Lost));
     let new = again.register_blocks(1)[0];
-    assert!(new.prefix.generation.get() > handle.prefix.generation.get());
+    assert!(new.prefix.generation > handle.prefix.generation);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn restart_when_key_or_page_is_missing_or_broken_then_both_are_new() {
         assert_ne!(std::fs::read(&key_path).unwrap(), key, "{name}");
         let mut client = Raw::connect(&broker.socket());
         let status = client.acquire_once(&[handle], 0).grants()[0].status;
-        assert_eq!(status.result(), Err(ErrorCode::BadHandle), "{name}");
+        assert_eq!(status.get().result(), Err(ErrorCode::BadHandle), "{name}");
     }
 }
 
@@ -225,12 +225,12 @@ fn restart_when_key_or_page_is_missing_or_broken_then_both_are_new() {
 fn restart_when_the_number_of_slots_changed_then_generations_still_grow() {
     let mut broker = Setup::new().arguments(&["--set", "limits.max_slots=4"]).start();
     let mut client = Raw::connect(&broker.socket());
-    let high = client.register_blocks(3).iter().map(|it| it.prefix.generation.get()).max().unwrap();
+    let high = client.register_blocks(3).iter().map(|it| it.prefix.generation).max().unwrap();
     broker.terminate();
     broker.restart_with(&["--set", "limits.max_slots=8"]);
     let mut client = Raw::connect(&broker.socket());
     assert_eq!(client.reply().page_slots.get(), 8);
-    assert!(client.register_blocks(1)[0].prefix.generation.get() > high);
+    assert!(client.register_blocks(1)[0].prefix.generation > high);
 }
 
 fn refused(command: &mut Command) -> String {

@@ -102,7 +102,7 @@ fn register_when_the_file_system_of_the_page_is_full_then_served_and_the_page_ha
     let page = File::from(client.generations().try_clone().unwrap()).metadata().unwrap();
     assert!(page.blocks() * 512 >= page_bytes(SLOTS) as u64, "{} blocks", page.blocks());
     let grant = client.acquire_once(&handles[63..], 0).grants()[0];
-    assert!(grant.status.is_ok());
+    assert!(grant.status.get().is_ok());
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }

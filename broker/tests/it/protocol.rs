@@ -56,15 +56,15 @@ fn memfd_when_registered_acquired_mapped_released_unregistered_then_each_step_ho
     item.driver_data_len = 3;
     item.driver_data[..3].copy_from_slice(b"abc");
     let registered = owner.register(&[item], &[fd.as_fd()]);
-    assert!(registered[0].status.is_ok());
+    assert!(registered[0].status.get().is_ok());
     let handle = registered[0].handle;
-    assert_eq!(handle.size_bytes.get(), BLOCK_BYTES as u64);
-    let (slot, live) = (handle.prefix.slot.get(), handle.prefix.generation.get());
-    assert_eq!(generation(consumer.generations(), slot), live);
+    assert_eq!(handle.size_bytes, BLOCK_BYTES as u64);
+    let (slot, live) = (handle.prefix.slot, handle.prefix.generation);
+    assert_eq!(generation(consumer.generations(), slot.get()), live.get());
 
-    let reply = consumer.acquire_once(&[handle], 1000);
+    let reply = consumer.acquire_once(&[handle.get()], 1000);
     let grant = reply.grants()[0];
-    assert!(grant.status.is_ok());
+    assert!(grant.status.get().is_ok());
     let facts = (grant.facts.size_bytes.get(), grant.facts.kind);
     assert_eq!(facts, (BLOCK_BYTES as u64, MemoryKind::Memfd as u8));
     assert_eq!((grant.fd_index.get(), grant.facts.owner_allocation_id.get()), (0, 7));
@@ -74,12 +74,12 @@ fn memfd_when_registered_acquired_mapped_released_unregistered_then_each_step_ho
     let lease = grant.lease.get();
     assert!(consumer.mapped(&[lease])[0].is_ok());
 
-    let ended = owner.unregister(&[handle.id()]);
-    assert_eq!((ended[0].is_ok(), ended[0].value.get()), (true, 0), "a lease is still out");
-    assert_eq!(generation(consumer.generations(), slot), 0);
+    let ended = owner.unregister(&[handle.get().id()]);
+    assert_eq!((ended[0].is_ok(), ended[0].value), (true, 0), "a lease is still out");
+    assert_eq!(generation(consumer.generations(), slot.get()), 0);
     assert_eq!(consumer.receive_event().unwrap().kind(), Kind::Revoked);
-    let late = consumer.acquire_once(&[handle], 0).grants()[0];
-    assert_eq!(code(&late.status), Some(ErrorCode::Stale));
+    let late = consumer.acquire_once(&[handle.get()], 0).grants()[0];
+    assert_eq!(code(&late.status.get()), Some(ErrorCode::Stale));
 
     assert!(consumer.release(&[lease])[0].is_ok());
     assert_eq!(owner.receive_event().unwrap().kind(), Kind::Drained);
@@ -115,19 +115,19 @@ fn register_when_an_item_is_broken_then_its_status_says_so() {
         change(&mut item);
         let fd = memfd(c"any", BLOCK_BYTES, all_seals());
         let registered = client.register(&[item], &[fd.as_fd()]);
-        assert_eq!(code(&registered[0].status), Some(ErrorCode::Protocol), "{item:?}");
+        assert_eq!(code(&registered[0].status.get()), Some(ErrorCode::Protocol), "{item:?}");
     }
 }
 
 fn declared(handle: &Handle, flags: u32) -> DeclareItem {
-    DeclareItem { handle: handle.prefix, flags: flags.into(), reserved: 0.into() }
+    DeclareItem { handle: handle.prefix.into(), flags: flags.into(), reserved: 0.into() }
 }
 
 /// Registers one memfd; answers all that its owner gets to know of it.
 fn register_known(client: &mut Raw, item: RegisterItem) -> RedepositItem {
     let fd = memfd(c"known", BLOCK_BYTES, all_seals());
     let registered = client.register(&[item], &[fd.as_fd()])[0];
-    assert!(registered.status.is_ok(), "{}", registered.status);
+    assert!(registered.status.get().is_ok(), "{}", registered.status.get());
     RedepositItem { item, handle: registered.handle, token: registered.token }
 }
 
@@ -165,7 +165,7 @@ fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
     let items = [wrong_token, forged, another_token, another_kind, broken, resident, known];
     let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
     let reply = client.request(Kind::Redeposit, |it| it.push(&head).push(&items), items.len(), &[]);
-    let codes: Vec<_> = reply.registered().1.iter().map(|item| code(&item.status)).collect();
+    let codes: Vec<_> = reply.registered().1.iter().map(|item| code(&item.status.get())).collect();
     let expected = [
         Some(ErrorCode::NotPermitted),
         Some(ErrorCode::BadHandle),
@@ -177,8 +177,8 @@ fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
         None,
     ];
     assert_eq!(codes, expected);
-    let late = client.acquire_once(&[other.handle], 0).grants()[0];
-    assert_eq!(code(&late.status), Some(ErrorCode::Lost));
+    let late = client.acquire_once(&[other.handle.get()], 0).grants()[0];
+    assert_eq!(code(&late.status.get()), Some(ErrorCode::Lost));
 }
 
 #[test]
@@ -186,17 +186,17 @@ fn declare_when_of_before_the_crash_then_a_lease_and_of_after_it_stale() {
     let (broker, [known, other]) = after_a_crash();
     let mut holder = Raw::connect(&broker.socket());
     let born_after = holder.register_blocks(1)[0];
-    let mut forged = declared(&known.handle, declare_flags::OPEN);
+    let mut forged = declared(&known.handle.get(), declare_flags::OPEN);
     forged.handle.generation = 9.into();
     let items = [
-        declared(&known.handle, declare_flags::OPEN),
-        declared(&other.handle, 0),
+        declared(&known.handle.get(), declare_flags::OPEN),
+        declared(&other.handle.get(), 0),
         declared(&born_after, 0),
-        declared(&known.handle, 0x80),
+        declared(&known.handle.get(), 0x80),
         forged,
     ];
     let reply = holder.request(Kind::Declare, |it| it.push(&items), items.len(), &[]);
-    let codes: Vec<_> = reply.grants().iter().map(|item| code(&item.status)).collect();
+    let codes: Vec<_> = reply.grants().iter().map(|item| code(&item.status.get())).collect();
     let (stale, protocol, bad) = (ErrorCode::Stale, ErrorCode::Protocol, ErrorCode::BadHandle);
     assert_eq!(codes, [None, None, Some(stale), Some(protocol), Some(bad)]);
     assert_eq!(reply.grants()[0].fd_index.get(), NO_FD);

@@ -64,8 +64,8 @@ fn past(viewer: &Admin) -> Vec<EventRecord> {
 fn register_for_any(client: &mut Raw) -> Handle {
     let item = RegisterItem { share: Share::Any as u8, ..block_item() };
     let registered = client.register(&[item], &[memfd(c"any", BLOCK_BYTES, all_seals()).as_fd()]);
-    assert!(registered[0].status.is_ok(), "{}", registered[0].status);
-    registered[0].handle
+    assert!(registered[0].status.get().is_ok(), "{}", registered[0].status.get());
+    registered[0].handle.get()
 }
 
 fn unregister(client: &mut Raw, handle: &Handle) {

@@ -109,7 +109,7 @@ unsafe fn acquire_all(
     // SAFETY: as above.
     let handles = found.and_then(|context| Ok((context, unsafe { many(handles, count) }?)));
     let outcomes = handles.and_then(|(context, handles)| {
-        let outcomes = context.client.acquire_many(handles, Deadline::from_ms(deadline_ms))?;
+        let outcomes = context.client.acquire_many(&handles, Deadline::from_ms(deadline_ms))?;
         Ok((context, outcomes))
     });
     match outcomes {

@@ -17,9 +17,6 @@ pub struct fdbroker_handle_t {
     pub bytes: [u8; 64],
 }
 
-const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
-const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
-
 /// The fields of a handle, for printing. node, slot and generation name the allocation; the other
 /// fields are hints of its owner.
 #[repr(C)]
@@ -89,13 +86,13 @@ pub unsafe extern "C" fn fdbroker_handle_parse(
             struct_size: 0,
             version: prefix.version.into(),
             kind: prefix.kind.into(),
-            node: prefix.node.get(),
-            slot: prefix.slot.get(),
-            generation: prefix.generation.get(),
-            size_bytes: handle.size_bytes.get(),
-            offset_bytes: handle.offset_bytes.get(),
-            owner_allocation_id: handle.owner_allocation_id.get(),
-            device: handle.device.get(),
+            node: prefix.node,
+            slot: prefix.slot,
+            generation: prefix.generation,
+            size_bytes: handle.size_bytes,
+            offset_bytes: handle.offset_bytes,
+            owner_allocation_id: handle.owner_allocation_id,
+            device: handle.device,
             reserved: 0,
         };
         // SAFETY: as above.
@@ -124,23 +121,22 @@ pub unsafe extern "C" fn fdbroker_handle_same(
 ///
 /// # Safety
 /// `handle` is NULL, or points to a handle.
-pub(crate) unsafe fn one<'a>(handle: *const fdbroker_handle_t) -> Result<&'a Handle, Failure> {
-    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted
-    // above).
-    let handle = unsafe { handle.cast::<Handle>().as_ref() };
-    handle.ok_or_else(|| Failure::argument("handle is NULL"))
+pub(crate) unsafe fn one(handle: *const fdbroker_handle_t) -> Result<Handle, Failure> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { handle.as_ref() };
+    handle.map(fdbroker_handle_t::get).ok_or_else(|| Failure::argument("handle is NULL"))
 }
 
 /// The caller's handles.
 ///
 /// # Safety
 /// `handles` is NULL, or points to `count` handles.
-pub(crate) unsafe fn many<'a>(
+pub(crate) unsafe fn many(
     handles: *const fdbroker_handle_t,
     count: usize,
-) -> Result<&'a [Handle], Failure> {
+) -> Result<Vec<Handle>, Failure> {
     check_count(count)?;
-    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted
-    // above).
-    unsafe { slice(handles.cast::<Handle>(), count, "handles") }
+    // SAFETY: the caller's promise.
+    let handles = unsafe { slice(handles, count, "handles") }?;
+    Ok(handles.iter().map(fdbroker_handle_t::get).collect())
 }

@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many, one};
 use crate::sized::{Answers, Results, place, plain};
-use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, Handle, ImportMode, Pin};
+use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, ImportMode, Pin};
 use std::ffi::c_void;
 
 /// Map for reading.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn fdbroker_import_hit(
         let out = unsafe { place(import, "import", NONE) }?;
         // SAFETY: as above.
         let (context, handle) = unsafe { (context(broker, "import")?, one(handle)?) };
-        let found = context.cache.hit(handle, mode(flags)?.access);
+        let found = context.cache.hit(&handle, mode(flags)?.access);
         *out = taken_apart(found.ok_or(Failure::NotReady)?);
         Ok(())
     })
@@ -104,11 +104,11 @@ unsafe fn hit(
 ) -> bool {
     // SAFETY: the caller's promise. `hit` takes no lock and looks for a fork itself.
     let (Some(context), Some(handle), Some(import)) =
-        (unsafe { (broker.as_ref(), handle.cast::<Handle>().as_ref(), import.as_mut()) })
+        (unsafe { (broker.as_ref(), handle.as_ref(), import.as_mut()) })
     else {
         return false;
     };
-    let hit = access(flags).and_then(|access| context.cache.hit(handle, access));
+    let hit = access(flags).and_then(|access| context.cache.hit(&handle.get(), access));
     hit.map(|hit| *import = taken_apart(hit)).is_some()
 }
 
@@ -169,7 +169,7 @@ unsafe fn import_all(
     let import = || {
         // SAFETY: as above.
         let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
-        Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
+        Ok(context.cache.import_many(&handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
     };
     answers.fill(import().map(|imports| imports.into_iter().map(|one| one.map(taken_apart))))
 }

@@ -403,7 +403,7 @@ pub unsafe extern "C" fn fdbroker_retire(
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
         let (context, handle) = unsafe { (context(broker, "retire")?, one(handle)?) };
-        Ok(context.client.retire(handle, Deadline::from_ms(deadline_ms))?)
+        Ok(context.client.retire(&handle, Deadline::from_ms(deadline_ms))?)
     })
 }
 
@@ -420,7 +420,7 @@ unsafe fn unregister(
     // SAFETY: the caller's promise.
     let (context, handle) = unsafe { (context(broker, "unregister")?, one(handle)?) };
     let deadline = Deadline::from_ms(deadline_ms);
-    Ok(context.exports.unregister_handle(handle, deadline)?)
+    Ok(context.exports.unregister_handle(&handle, deadline)?)
 }
 
 /// Finds the handle of the allocation that pointer points into, with the offset inside it: host

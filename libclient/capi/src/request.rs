@@ -104,7 +104,7 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
         let out = unsafe { place(request, "request", null_mut()) }?;
         // SAFETY: as above.
         let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
-        let request = context.client.acquire_start(handles, Deadline::from_ms(deadline_ms))?;
+        let request = context.client.acquire_start(&handles, Deadline::from_ms(deadline_ms))?;
         let what = What::Acquire(Some(request), Arc::clone(&context.leases));
         *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
         Ok(())
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn fdbroker_import_start(
         // SAFETY: as above.
         let handles = unsafe { many(handles, count) }?;
         let deadline = Deadline::from_ms(deadline_ms);
-        let started = context.cache.import_start(handles, mode(flags)?, deadline)?;
+        let started = context.cache.import_start(&handles, mode(flags)?, deadline)?;
         let what = What::Import(Some(started));
         *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
         Ok(())

@@ -142,7 +142,7 @@ fn open_handle(handle: &Handle, here: Here) -> Result<CuDevicePtr, CuResult> {
     if let Some(base) = again(name, here.0) {
         return Ok(base);
     }
-    let id = handle.owner_allocation_id.get();
+    let id = handle.owner_allocation_id;
     if records().is_shared(id, |it: &Registration| it.handle.prefix == handle.prefix) {
         // CUDA's answer to the exporter itself.
         return Err(INVALID_CONTEXT);

@@ -237,7 +237,7 @@ mod tests {
     fn key_when_the_broker_gives_a_virtual_fd_then_it_stands_wherever_the_drivers_fd_does() {
         let number = VirtualFd::FIRST + 5;
         let mut handle = handle();
-        handle.virtual_fd = number.cast_unsigned().into();
+        handle.virtual_fd = number.cast_unsigned();
         for driver in [legacy(), opaque()] {
             let key = Key::from_bytes(&Key::new(&handle, &driver).to_bytes()).expect("ours");
             assert_eq!((key.fd(), key.has_programs_fd()), (number, false));

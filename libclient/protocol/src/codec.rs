@@ -1,7 +1,7 @@
 //! Takes messages apart and puts them together on borrowed buffers: every length is checked before
 //! a byte is believed. Must never allocate per message, do IO, or panic on any input.
 
-use crate::error::Status;
+use crate::error::{Status, StatusItem};
 use crate::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use crate::message::{GrantItem, Header, Kind, PROTOCOL_VERSION};
 use zerocopy::{
@@ -115,6 +115,16 @@ impl<'a> Message<'a> {
         self.items_in(self.body, 0)
     }
 
+    /// The body as one status and nothing else.
+    pub fn status(&self) -> Result<Status, DecodeError> {
+        self.body_as::<StatusItem>().map(|item| item.get())
+    }
+
+    /// The body as `count` statuses and nothing else.
+    pub fn statuses(&self) -> Result<impl ExactSizeIterator<Item = Status> + 'a, DecodeError> {
+        Ok(self.items::<StatusItem>()?.iter().map(|item| item.get()))
+    }
+
     /// The body as a head, then `count` items, and nothing else.
     pub fn head_and_items<H, T>(&self) -> Result<(&'a H, &'a [T]), DecodeError>
     where
@@ -209,7 +219,7 @@ impl Writer {
 
     /// A whole [`Kind::Failed`] message, the answer to the request `id`.
     pub fn failed(&mut self, id: u64, status: Status) -> &[u8] {
-        self.start(Kind::Failed, id).push(&status);
+        self.start(Kind::Failed, id).push(&StatusItem::from(status));
         self.finish(0, 0)
     }
 

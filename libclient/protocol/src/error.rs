@@ -2,11 +2,8 @@
 //! never reuse a number or change its meaning.
 
 use crate::resource::{NO_CAP, Resource, Scope, Unit};
-use crate::table::wire_enum;
-use zerocopy::{
-    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
-    little_endian::{U16, U32, U64},
-};
+use crate::table::{wire_enum, with_wire_form};
+use zerocopy::little_endian::{U16, U32, U64};
 
 macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $field:literal, $remedy:literal;)*) => {
@@ -171,64 +168,59 @@ const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new 
     make it without (Python: keep=False, pin=False; C: FDBROKER_OBJECT_NO_KEEP, FDBROKER_OBJECT_NO_PIN); \
     until the exchange the old version counts, too";
 
-/// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
-///
-/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
-/// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process
-/// that holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain
-/// alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is
-/// the owner's, told to its own domain alone. For
-/// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
-/// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
-/// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
-/// `pid` its maker, 0 = nobody. For a grant: [`crate::message::GrantItem::status`]. Otherwise 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-pub struct Status {
-    /// 0 or an [`ErrorCode`].
-    pub code: U16,
-    /// 0 or a [`Resource`].
-    pub resource: u8,
-    /// 0, or a [`Scope`] and flags: see [`Status::scope`].
-    pub scope: u8,
-    /// Pid of the largest holder, or of the silent owner, as the broker sees it, or 0.
-    pub pid: U32,
-    /// What the code says it is; see [`Status`].
-    pub value: U64,
+with_wire_form! {
+    /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
+    ///
+    /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
+    /// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process
+    /// that holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain
+    /// alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is
+    /// the owner's, told to its own domain alone. For
+    /// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
+    /// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
+    /// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
+    /// `pid` its maker, 0 = nobody. For a grant: [`crate::message::GrantItem::status`]. Otherwise 0.
+    Status, StatusItem {
+        /// 0 or an [`ErrorCode`].
+        code: u16, U16;
+        /// 0 or a [`Resource`].
+        resource: u8, u8;
+        /// 0, or a [`Scope`] and flags: see [`Status::scope`].
+        scope: u8, u8;
+        /// Pid of the largest holder, or of the silent owner, as the broker sees it, or 0.
+        pid: u32, U32;
+        /// What the code says it is; see [`Status`].
+        value: u64, U64;
+    }
 }
 
 impl Status {
     /// Success: every field is 0.
-    pub const OK: Status =
-        Status { code: U16::ZERO, resource: 0, scope: 0, pid: U32::ZERO, value: U64::ZERO };
+    pub const OK: Status = Status { code: 0, resource: 0, scope: 0, pid: 0, value: 0 };
 
     /// The allocation has ended, and nobody has a lease of it.
-    pub const DRAINED: Status = Status { value: U64::new(1), ..Self::OK };
+    pub const DRAINED: Status = Status { value: 1, ..Self::OK };
 
     /// `UNSUPPORTED_FD`: the handle names another memfd.
     pub const OTHER_MEMORY: Status = Status {
-        code: U16::new(ErrorCode::UnsupportedFd as u16),
-        value: U64::new(FdType::OtherMemory as u64),
+        code: ErrorCode::UnsupportedFd as u16,
+        value: FdType::OtherMemory as u64,
         ..Self::OK
     };
 
     /// `NOT_PERMITTED` at connect: the listener serves pods, and the process is in none that the
     /// broker can tell.
-    pub const NO_POD: Status = Status {
-        code: U16::new(ErrorCode::NotPermitted as u16),
-        value: U64::new(u32::MAX as u64),
-        ..Self::OK
-    };
+    pub const NO_POD: Status =
+        Status { code: ErrorCode::NotPermitted as u16, value: u32::MAX as u64, ..Self::OK };
 
     /// A failure with no detail.
     pub fn error(code: ErrorCode) -> Self {
-        Status { code: U16::new(code as u16), ..Self::OK }
+        Status { code: code as u16, ..Self::OK }
     }
 
     /// A failure with a detail value.
     pub fn with_value(code: ErrorCode, value: u64) -> Self {
-        Status { code: U16::new(code as u16), value: U64::new(value), ..Self::OK }
+        Status { code: code as u16, value, ..Self::OK }
     }
 
     /// `NO_QUOTA`: which cap, whose, its value, and the pid of the largest holder (0 = unknown).
@@ -238,11 +230,11 @@ impl Status {
             _ => cap,
         };
         Status {
-            code: U16::new(ErrorCode::NoQuota as u16),
+            code: ErrorCode::NoQuota as u16,
             resource: resource as u8,
             scope: scope as u8,
-            pid: U32::new(pid),
-            value: U64::new(cap),
+            pid,
+            value: cap,
         }
     }
 
@@ -252,15 +244,15 @@ impl Status {
         let (declared, clients) = (declared.min(DECLARED), clients.min(CLIENTS));
         let filled_by =
             declared << FDS_CAP.count_ones() | clients << (u64::BITS - CLIENTS.count_ones());
-        match self.value.get() {
+        match self.value {
             NO_CAP => self,
-            cap => Status { value: U64::new(cap | filled_by), ..self },
+            cap => Status { value: cap | filled_by, ..self },
         }
     }
 
     /// The cap of a `NO_QUOTA`; `None`: a sum beyond all numbers.
     pub fn cap(&self) -> Option<u64> {
-        match self.value.get() {
+        match self.value {
             NO_CAP => None,
             value if self.resource == Resource::Fds as u8 => Some(value & FDS_CAP),
             value => Some(value),
@@ -272,7 +264,7 @@ impl Status {
     /// above, each as much as fits.
     pub fn declared(&self) -> Option<(u64, u64)> {
         self.cap().filter(|_| self.resource == Resource::Fds as u8)?;
-        let value = self.value.get() >> FDS_CAP.count_ones();
+        let value = self.value >> FDS_CAP.count_ones();
         Some((value & DECLARED, value >> DECLARED.count_ones())).filter(|(fds, _)| *fds > 0)
     }
 
@@ -289,17 +281,17 @@ impl Status {
     /// The same `NO_QUOTA` for somebody who must not know the process that holds most: it is
     /// another user's.
     pub fn of_another_user(self) -> Self {
-        Status { pid: U32::ZERO, scope: self.scope | OF_ANOTHER_USER, ..self }
+        Status { pid: 0, scope: self.scope | OF_ANOTHER_USER, ..self }
     }
 
     /// The same `NO_QUOTA`, if no process holds as much as what belongs to none.
     pub fn of_no_process(self) -> Self {
-        Status { pid: U32::ZERO, scope: self.scope | OF_NO_PROCESS, ..self }
+        Status { pid: 0, scope: self.scope | OF_NO_PROCESS, ..self }
     }
 
     /// The same `NO_QUOTA`, where nothing is held: what was asked for is more than the cap.
     pub fn of_request(self) -> Self {
-        Status { pid: U32::ZERO, scope: self.scope | OF_REQUEST, ..self }
+        Status { pid: 0, scope: self.scope | OF_REQUEST, ..self }
     }
 
     /// The same `NO_QUOTA` of a group that was to be kept or pinned as the version that it
@@ -310,12 +302,12 @@ impl Status {
 
     /// Whether the code is 0.
     pub fn is_ok(&self) -> bool {
-        self.code.get() == 0
+        self.code == 0
     }
 
     /// `Ok` or the error code; a number this build does not know reads as `INTERNAL`.
     pub fn result(&self) -> Result<(), ErrorCode> {
-        match self.code.get() {
+        match self.code {
             0 => Ok(()),
             number => Err(ErrorCode::from_number(number).unwrap_or(ErrorCode::Internal)),
         }
@@ -356,7 +348,7 @@ impl std::fmt::Display for Status {
             Ok(()) => return f.write_str("OK"),
             Err(code) => code,
         };
-        let value = self.value.get();
+        let value = self.value;
         match code {
             ErrorCode::NoQuota => {
                 let scope = self.scope().map_or("unknown", Scope::name);
@@ -390,7 +382,7 @@ impl std::fmt::Display for Status {
                     )?,
                     Some(cap) => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} {full}")?,
                 }
-                match self.pid.get() {
+                match self.pid {
                     0 if self.scope & OF_ANOTHER_USER != 0 => {
                         write!(f, ", most of it held by another user")?
                     }
@@ -426,7 +418,7 @@ impl std::fmt::Display for Status {
             ErrorCode::OwnerSilent => {
                 let cause = u16::try_from(value).ok().and_then(ErrorCode::from_number);
                 let cause = cause.map_or("unknown", ErrorCode::name);
-                match (self.pid.get(), value) {
+                match (self.pid, value) {
                     (0, 0) => write!(f, "{code}"),
                     (0, _) => write!(f, "{code} (the owner said {cause})"),
                     (pid, 0) => write!(f, "{code} (the owner is pid {pid})"),
@@ -462,7 +454,7 @@ mod tests {
         assert!(no_pod.starts_with("NOT_PERMITTED: the listener serves pods alone"), "{no_pod}");
         let others = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).of_another_user();
         assert!(others.to_string().contains("= 64 is full, most of it held by another user; rel"));
-        assert_eq!((others.scope(), others.pid.get()), (Some(Scope::Node), 0));
+        assert_eq!((others.scope(), others.pid), (Some(Scope::Node), 0));
         let kept = Status::no_quota(Resource::Fds, Scope::Domain, 64, 99).of_no_process();
         assert!(kept.to_string().contains("held by named objects or kept memory: `fdb"), "{kept}");
         let share = Status::no_quota(Resource::KeptBytes, Scope::Domain, 64, 0).of_share();
@@ -510,7 +502,7 @@ mod tests {
     fn status_when_the_owner_is_silent_then_its_pid_and_its_error_are_said_if_known() {
         let text = |pid: u32, value| {
             let status = Status::with_value(ErrorCode::OwnerSilent, value);
-            Status { pid: pid.into(), ..status }.to_string()
+            Status { pid, ..status }.to_string()
         };
         let said = ErrorCode::NotSupported as u64;
         assert!(text(0, 0).ends_with("recall callback"), "{}", text(0, 0));

@@ -1,7 +1,7 @@
 //! What is known of an allocation, wherever it is known: one record for messages, saved state,
 //! views, library and C. Must never have a fact that only one of these has.
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, GpuItem};
 use crate::memory::MemoryKind;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -59,7 +59,7 @@ pub struct FactsItem {
     /// The owner's id of it.
     pub owner_allocation_id: U64,
     /// The GPU that it is on.
-    pub gpu: Gpu,
+    pub gpu: GpuItem,
     /// The owner's own number of the device.
     pub device: U32,
     /// A [`MemoryKind`].
@@ -73,7 +73,7 @@ impl From<Facts> for FactsItem {
             size_bytes: size_bytes.into(),
             fd_offset: fd_offset.into(),
             owner_allocation_id: owner_allocation_id.into(),
-            gpu,
+            gpu: gpu.into(),
             device: device.into(),
             kind: kind as u8,
         }
@@ -84,6 +84,7 @@ impl FactsItem {
     /// What it says; `None`: this release knows no such kind, or no such GPU.
     pub fn get(&self) -> Option<Facts> {
         let FactsItem { size_bytes, fd_offset, owner_allocation_id, gpu, device, kind } = *self;
+        let gpu = gpu.get();
         if !gpu.is_sound() {
             return None;
         }

@@ -1,9 +1,9 @@
 //! Which GPU memory is on, by what every process of the node calls it: its UUID. Must never hold an
 //! ordinal: each process counts its GPUs anew.
 
-use crate::table::wire_enum;
+use crate::table::{wire_enum, with_wire_form};
 use std::fmt;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
+use zerocopy::little_endian::U32;
 
 wire_enum! {
     /// Whose names for GPUs these are.
@@ -23,36 +23,35 @@ pub const WHOLE: u8 = 0xff;
 /// [`Gpu::pci`] where it is not known.
 pub const NO_PCI: u32 = u32::MAX;
 
-/// A GPU, 24 bytes; all 0: none, or not said. Owners claim it, and nobody has proved it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(C)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-pub struct Gpu {
-    /// As the driver says: of a MIG instance, the instance's own; of a tile, the root device's.
-    pub uuid: [u8; 16],
-    /// Domain (16 bits), bus (8), device (5) and function (3); [`NO_PCI`] = not known.
-    pub pci: U32,
-    /// Level Zero's number of the tile, or 0 for a MIG instance; [`WHOLE`] = all of the GPU.
-    pub tile: u8,
-    /// A [`GpuApi`].
-    pub api: u8,
-    /// Reserved, 0.
-    pub reserved: [u8; 2],
+with_wire_form! {
+    /// A GPU, 24 bytes; all 0: none, or not said. Owners claim it, and nobody has proved it.
+    Gpu, GpuItem {
+        /// As the driver says: of a MIG instance, the instance's own; of a tile, the root device's.
+        uuid: [u8; 16], [u8; 16];
+        /// Domain (16 bits), bus (8), device (5) and function (3); [`NO_PCI`] = not known.
+        pci: u32, U32;
+        /// Level Zero's number of the tile, or 0 for a MIG instance; [`WHOLE`] = all of the GPU.
+        tile: u8, u8;
+        /// A [`GpuApi`].
+        api: u8, u8;
+        /// Reserved, 0.
+        reserved: [u8; 2], [u8; 2];
+    }
 }
 
 impl Gpu {
     /// No GPU: host memory, or an owner that did not say.
-    pub const NONE: Gpu = Gpu { uuid: [0; 16], pci: U32::ZERO, tile: 0, api: 0, reserved: [0; 2] };
+    pub const NONE: Gpu = Gpu { uuid: [0; 16], pci: 0, tile: 0, api: 0, reserved: [0; 2] };
 
     /// One that CUDA knows. `is_instance`: it is a part of a GPU (MIG), with a UUID of its own.
     pub const fn cuda(uuid: [u8; 16], pci: u32, is_instance: bool) -> Gpu {
         let tile = if is_instance { 0 } else { WHOLE };
-        Gpu { uuid, pci: U32::new(pci), tile, api: GpuApi::Cuda as u8, reserved: [0; 2] }
+        Gpu { uuid, pci, tile, api: GpuApi::Cuda as u8, reserved: [0; 2] }
     }
 
     /// One that Level Zero knows: the UUID of the root device, and the tile, or [`WHOLE`].
     pub const fn level_zero(uuid: [u8; 16], pci: u32, tile: u8) -> Gpu {
-        Gpu { uuid, pci: U32::new(pci), tile, api: GpuApi::LevelZero as u8, reserved: [0; 2] }
+        Gpu { uuid, pci, tile, api: GpuApi::LevelZero as u8, reserved: [0; 2] }
     }
 
     /// [`Gpu::pci`] of an address; [`NO_PCI`] when a number has too many bits.
@@ -61,16 +60,6 @@ impl Gpu {
             return NO_PCI;
         }
         domain << 16 | bus << 8 | device << 3 | function
-    }
-
-    /// As on the wire.
-    pub const fn to_bytes(self) -> [u8; 24] {
-        zerocopy::transmute!(self)
-    }
-
-    /// What [`Gpu::to_bytes`] gave; any bytes are one, though maybe not a sound one.
-    pub const fn from_bytes(bytes: [u8; 24]) -> Gpu {
-        zerocopy::transmute!(bytes)
     }
 
     /// Whether nobody said which.
@@ -107,7 +96,7 @@ impl Gpu {
 
     /// Such as `0000:c0:00.0`; `None`: not known.
     pub fn pci_address(&self) -> Option<String> {
-        let pci = self.pci.get();
+        let pci = self.pci;
         let [domain, bus] = [pci >> 16, pci >> 8 & 0xff];
         let [device, function] = [pci >> 3 & 0x1f, pci & 7];
         (!self.is_none() && pci != NO_PCI)

@@ -3,14 +3,11 @@
 
 use crate::error::ErrorCode;
 use crate::facts::Facts;
-use crate::table::wire_enum;
+use crate::table::{wire_enum, with_wire_form};
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as SipHasher128};
 use std::hash::Hasher;
-use zerocopy::{
-    FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned,
-    little_endian::{U16, U32, U64},
-};
+use zerocopy::little_endian::{U16, U32, U64};
 
 /// First four bytes of every handle.
 pub const HANDLE_MAGIC: [u8; 4] = *b"FDBH";
@@ -64,89 +61,77 @@ impl std::str::FromStr for AllocationId {
     }
 }
 
-/// The first 32 bytes of a handle: all that an acquire needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-pub struct HandlePrefix {
-    /// [`HANDLE_MAGIC`].
-    pub magic: [u8; 4],
-    /// [`HANDLE_VERSION`].
-    pub version: u8,
-    /// A [`crate::memory::MemoryKind`].
-    pub kind: u8,
-    /// Reserved, 0.
-    pub flags: U16,
-    /// Hash of the boot id, see [`node_id`].
-    pub node: U64,
-    /// Number of the allocation's slot, from 0.
-    pub slot: U32,
-    /// Generation of the slot, never 0 in a good handle.
-    pub generation: U32,
-    /// SipHash-2-4 of the 24 bytes before it, under the node key.
-    pub mac: U64,
+with_wire_form! {
+    /// The first 32 bytes of a handle: all that an acquire needs.
+    HandlePrefix, HandlePrefixItem {
+        /// `FDBH`.
+        magic: [u8; 4], [u8; 4];
+        /// 1, the version of this layout.
+        version: u8, u8;
+        /// A [`MemoryKind`](crate::memory::MemoryKind).
+        kind: u8, u8;
+        /// Reserved, 0.
+        flags: u16, U16;
+        /// Hash of the boot id, see [`node_id`].
+        node: u64, U64;
+        /// Number of the allocation's slot, from 0.
+        slot: u32, U32;
+        /// Generation of the slot, never 0 in a good handle.
+        generation: u32, U32;
+        /// SipHash-2-4 of the 24 bytes before it, under the node key.
+        mac: u64, U64;
+    }
 }
 
-/// A handle, 64 bytes, plain old data: copy it by value through MPI, a file, anything.
-///
-/// Bytes 32-63 are hints for the consumer and are not covered by the MAC: the grant's own size is
-/// what bounds an offset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-pub struct Handle {
-    /// What suffices to resolve it.
-    pub prefix: HandlePrefix,
-    /// Size of the allocation in bytes.
-    pub size_bytes: U64,
-    /// Offset inside the allocation that the sender means, in bytes.
-    pub offset_bytes: U64,
-    /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's
-    /// buffer id).
-    pub owner_allocation_id: U64,
-    /// The owner's own number of the device: a hint that nothing uses.
-    pub device: U32,
-    /// The allocation's virtual fd, if it was registered with one; else 0.
-    pub virtual_fd: U32,
+with_wire_form! {
+    /// A handle, plain old data: copy its 64 bytes by value through MPI, a file, anything.
+    ///
+    /// Bytes 32-63 are hints for the consumer and are not covered by the MAC: the grant's own size
+    /// is what bounds an offset.
+    Handle, HandleItem {
+        /// What suffices to resolve it.
+        prefix: HandlePrefix, HandlePrefixItem;
+        /// Size of the allocation in bytes.
+        size_bytes: u64, U64;
+        /// Offset inside the allocation that the sender means, in bytes.
+        offset_bytes: u64, U64;
+        /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's
+        /// buffer id).
+        owner_allocation_id: u64, U64;
+        /// The owner's own number of the device: a hint that nothing uses.
+        device: u32, U32;
+        /// The allocation's virtual fd, if it was registered with one; else 0.
+        virtual_fd: u32, U32;
+    }
 }
 
-const _: () = assert!(size_of::<Handle>() == HANDLE_BYTES);
-const _: () = assert!(size_of::<HandlePrefix>() == HANDLE_PREFIX_BYTES);
+const _: () = assert!(size_of::<HandleItem>() == HANDLE_BYTES);
+const _: () = assert!(size_of::<HandlePrefixItem>() == HANDLE_PREFIX_BYTES);
 
 impl HandlePrefix {
     /// The allocation named. Meaningless until the prefix is verified.
     pub fn id(&self) -> AllocationId {
-        AllocationId { slot: self.slot.get(), generation: self.generation.get() }
+        AllocationId { slot: self.slot, generation: self.generation }
     }
 
     /// What names an allocation and opens nothing.
     pub fn unsealed(id: AllocationId) -> Self {
-        let (slot, generation) = (id.slot.into(), id.generation.into());
-        HandlePrefix { slot, generation, ..Self::new_zeroed() }
+        let AllocationId { slot, generation } = id;
+        HandlePrefix { slot, generation, ..Self::from_bytes([0; HANDLE_PREFIX_BYTES]) }
     }
 }
 
 impl From<HandlePrefix> for Handle {
     /// Without hints: 0 in all fields behind the prefix.
     fn from(prefix: HandlePrefix) -> Self {
-        Handle { prefix, ..Self::new_zeroed() }
+        Handle { prefix, ..Self::from_bytes([0; HANDLE_BYTES]) }
     }
 }
 
 impl Handle {
-    /// The bytes to pass on, by any means.
-    pub fn to_bytes(self) -> [u8; HANDLE_BYTES] {
-        zerocopy::transmute!(self)
-    }
-
-    /// Any 64 bytes; whether they are a handle is for the broker to say.
-    pub fn from_bytes(bytes: [u8; HANDLE_BYTES]) -> Self {
-        zerocopy::transmute!(bytes)
-    }
-
     /// A handle of exactly 64 bytes; `BAD_HANDLE` for any other length.
     pub fn from_slice(bytes: &[u8]) -> Result<Self, ErrorCode> {
-        Self::read_from_bytes(bytes).map_err(|_| ErrorCode::BadHandle)
+        bytes.try_into().map(Self::from_bytes).map_err(|_| ErrorCode::BadHandle)
     }
 
     /// The allocation named. Meaningless until the broker has verified it.
@@ -156,7 +141,7 @@ impl Handle {
 
     /// The same allocation at `offset_bytes` inside it.
     pub fn at(mut self, offset_bytes: u64) -> Self {
-        self.offset_bytes = U64::new(offset_bytes);
+        self.offset_bytes = offset_bytes;
         self
     }
 }
@@ -188,7 +173,7 @@ impl NodeKey {
     }
 
     fn mac(&self, prefix: &HandlePrefix) -> u64 {
-        self.hash(&prefix.as_bytes()[..24])
+        self.hash(&prefix.to_bytes()[..24])
     }
 
     /// SipHash-2-4 under the key of the MAC. What else is hashed is of another length.
@@ -204,20 +189,20 @@ impl NodeKey {
             magic: HANDLE_MAGIC,
             version: HANDLE_VERSION,
             kind: facts.kind as u8,
-            flags: U16::ZERO,
-            node: U64::new(node),
-            slot: U32::new(id.slot),
-            generation: U32::new(id.generation),
-            mac: U64::ZERO,
+            flags: 0,
+            node,
+            slot: id.slot,
+            generation: id.generation,
+            mac: 0,
         };
-        prefix.mac = U64::new(self.mac(&prefix));
+        prefix.mac = self.mac(&prefix);
         Handle {
             prefix,
-            size_bytes: U64::new(facts.size_bytes),
-            offset_bytes: U64::ZERO,
-            owner_allocation_id: U64::new(facts.owner_allocation_id),
-            device: U32::new(facts.device),
-            virtual_fd: U32::ZERO,
+            size_bytes: facts.size_bytes,
+            offset_bytes: 0,
+            owner_allocation_id: facts.owner_allocation_id,
+            device: facts.device,
+            virtual_fd: 0,
         }
     }
 
@@ -227,11 +212,11 @@ impl NodeKey {
         if prefix.magic != HANDLE_MAGIC || prefix.version != HANDLE_VERSION {
             return Err(ErrorCode::BadHandle);
         }
-        if prefix.node.get() != node {
+        if prefix.node != node {
             return Err(ErrorCode::WrongNode);
         }
         // Equality of two u64 is one instruction: no timing to learn the MAC from.
-        if self.mac(prefix) != prefix.mac.get() {
+        if self.mac(prefix) != prefix.mac {
             return Err(ErrorCode::BadHandle);
         }
         Ok(prefix.id())
@@ -281,7 +266,7 @@ mod tests {
         let (key, handle) = sealed();
         let copy = Handle::from_slice(&handle.to_bytes()).expect("64 bytes");
         assert_eq!(key.open(42, &copy.prefix), Ok(AllocationId { slot: 12, generation: 3 }));
-        assert_eq!(copy.size_bytes.get(), 65536);
+        assert_eq!(copy.size_bytes, 65536);
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! out a layout that is sent.
 
 use crate::admin;
-use crate::error::Status;
+use crate::error::StatusItem;
 use crate::facts::FactsItem;
-use crate::gpu::Gpu;
-use crate::handle::{Handle, HandlePrefix};
+use crate::gpu::GpuItem;
+use crate::handle::{HandleItem, HandlePrefixItem};
 use crate::message::{
     AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
     HelloReply, Join, LeaseItem, RecallItem, RedepositItem, RefusedItem, RegisterHead,
@@ -20,11 +20,11 @@ use crate::object::{
 /// Name of the structure and its size in bytes.
 pub const LAYOUTS: &[(&str, usize)] = &[
     ("Header", size_of::<Header>()),
-    ("Status", size_of::<Status>()),
-    ("Handle", size_of::<Handle>()),
-    ("HandlePrefix", size_of::<HandlePrefix>()),
+    ("Status", size_of::<StatusItem>()),
+    ("Handle", size_of::<HandleItem>()),
+    ("HandlePrefix", size_of::<HandlePrefixItem>()),
     ("FactsItem", size_of::<FactsItem>()),
-    ("Gpu", size_of::<Gpu>()),
+    ("Gpu", size_of::<GpuItem>()),
     ("Hello", size_of::<Hello>()),
     ("HelloReply", size_of::<HelloReply>()),
     ("Join", size_of::<Join>()),

@@ -7,12 +7,15 @@ mod table;
 pub mod admin;
 mod cap_text;
 pub mod codec;
-// zerocopy makes a hidden type without it for each generic table.
+// zerocopy makes a hidden type without it for each struct that a macro writes.
 #[allow(missing_debug_implementations)]
 pub mod count;
+#[allow(missing_debug_implementations)] // as `count`
 pub mod error;
 pub mod facts;
+#[allow(missing_debug_implementations)] // as `count`
 pub mod gpu;
+#[allow(missing_debug_implementations)] // as `count`
 pub mod handle;
 pub mod layouts;
 pub mod limits;
@@ -28,10 +31,12 @@ pub mod virtual_fd;
 pub use cap_text::{parse_amount, parse_cap};
 pub use codec::{DecodeError, Message, Writer};
 pub use count::{ByCounter, ByGauge, ByLogTopic, Counter, Gauge, LogTopic};
-pub use error::{ErrorCode, FdType, Status};
+pub use error::{ErrorCode, FdType, Status, StatusItem};
 pub use facts::{Facts, FactsItem};
-pub use gpu::{Gpu, GpuApi};
-pub use handle::{AllocationId, Handle, HandlePrefix, NodeKey, Share, node_id};
+pub use gpu::{Gpu, GpuApi, GpuItem};
+pub use handle::{
+    AllocationId, Handle, HandleItem, HandlePrefix, HandlePrefixItem, NodeKey, Share, node_id,
+};
 pub use limits::MAX_BATCH;
 pub use memory::MemoryKind;
 pub use message::{Kind, PROTOCOL_VERSION};

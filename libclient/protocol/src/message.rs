@@ -1,9 +1,9 @@
 //! Every message on the client's and the event socket: fixed little-endian layouts without padding.
 //! Layout only: must never hold IO or state. The page that explains them is PROTOCOL.md.
 
-use crate::error::Status;
+use crate::error::StatusItem;
 use crate::facts::FactsItem;
-use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};
+use crate::handle::{HandleItem, HandlePrefixItem, TOKEN_BYTES};
 use crate::limits::{DRIVER_DATA_BYTES, NAME_BYTES};
 use crate::table::wire_enum;
 use zerocopy::{
@@ -24,7 +24,7 @@ wire_enum! {
         Hello = 0x01, "hello";
         /// Broker: [`HelloReply`], 1 fd: generation page.
         HelloReply = 0x02, "hello reply";
-        /// Broker: a request failed as a whole. Body [`Status`]. Layout fixed in every version.
+        /// Broker: a request failed as a whole. Body [`StatusItem`]. Layout fixed in every version.
         Failed = 0x03, "failed";
         /// Client: the first message on a further socket of a client. Body [`Join`].
         Join = 0x04, "join";
@@ -36,7 +36,7 @@ wire_enum! {
         RegisterReply = 0x11, "register reply";
         /// Client: [`AllocationItem`]s.
         Unregister = 0x12, "unregister";
-        /// Broker: a [`Status`] each; value 1 = drained already (no lease was left).
+        /// Broker: a [`StatusItem`] each; value 1 = drained already (no lease was left).
         UnregisterReply = 0x13, "unregister reply";
         /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, no fds.
         /// Reply: RegisterReply.
@@ -49,7 +49,7 @@ wire_enum! {
         Settle = 0x18, "settle";
         /// Broker: they are. Without a body.
         Settled = 0x19, "settled";
-        /// Client: [`AcquireHead`], [`HandlePrefix`]es.
+        /// Client: [`AcquireHead`], [`HandlePrefixItem`]es.
         Acquire = 0x20, "acquire";
         /// Broker: [`GrantItem`]s, then driver data of those that have it, and the fds.
         Granted = 0x21, "granted";
@@ -59,16 +59,16 @@ wire_enum! {
         Mapped = 0x24, "mapped";
         /// Client: [`LeaseItem`]s given back. One-way when the header's `id` is 0.
         Release = 0x26, "release";
-        /// Broker, to mapped, release and declare with an id: a [`Status`] each.
+        /// Broker, to mapped, release and declare with an id: a [`StatusItem`] each.
         LeaseReply = 0x27, "lease reply";
         /// Client, after a crash of the broker: [`DeclareItem`]s it holds. Reply: Granted without
         /// fds.
         Declare = 0x28, "declare";
         /// Client: body [`Resolve`].
         Resolve = 0x2a, "resolve";
-        /// Broker: [`Handle`]s, that of the virtual fd first.
+        /// Broker: [`HandleItem`]s, that of the virtual fd first.
         Resolved = 0x2b, "resolved";
-        /// Client, one-way: [`HandlePrefix`]es that it will most likely acquire next, at most
+        /// Client, one-way: [`HandlePrefixItem`]es that it will most likely acquire next, at most
         /// [`crate::limits::AHEAD_FDS`].
         Fetch = 0x2e, "fetch";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
@@ -93,7 +93,7 @@ wire_enum! {
         /// Client: more objects of a group. [`crate::object::ObjectGroup`],
         /// [`crate::object::ObjectItem`]s. Reply: ObjectReply.
         ObjectAdd = 0x52, "object add";
-        /// Broker: a [`Status`] each.
+        /// Broker: a [`StatusItem`] each.
         ObjectReply = 0x53, "object reply";
         /// Client: all of a group can be had from now on. Body [`crate::object::ObjectGroup`].
         ObjectSeal = 0x54, "object seal";
@@ -384,7 +384,7 @@ pub struct RedepositItem {
     /// As at its registration.
     pub item: RegisterItem,
     /// The handle it had before the crash.
-    pub handle: Handle,
+    pub handle: HandleItem,
     /// The owner token given with it.
     pub token: [u8; TOKEN_BYTES],
 }
@@ -406,9 +406,9 @@ pub struct RegisterReplyHead {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Registered {
     /// OK, or why not.
-    pub status: Status,
+    pub status: StatusItem,
     /// The handle to pass on.
-    pub handle: Handle,
+    pub handle: HandleItem,
     /// Proves ownership at re-deposit; never pass it on.
     pub token: [u8; TOKEN_BYTES],
 }
@@ -424,7 +424,7 @@ pub struct AllocationItem {
     pub generation: U32,
 }
 
-/// Head of [`Kind::Acquire`], 8 bytes; then [`HandlePrefix`]es.
+/// Head of [`Kind::Acquire`], 8 bytes; then [`HandlePrefixItem`]es.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -459,7 +459,7 @@ pub const NO_FD: u16 = u16::MAX;
 pub struct GrantItem {
     /// OK, AGAIN (ask again), or why not. The value of an OK one that is alone in its message: how
     /// many leases its client may have that it does not use.
-    pub status: Status,
+    pub status: StatusItem,
     /// The lease: give it back by this number.
     pub lease: U64,
     /// Slot of the allocation, for the generation page.
@@ -489,7 +489,7 @@ pub struct LeaseItem {
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DeclareItem {
     /// Of the handle it was granted for; of an object's memory only the id is read.
-    pub handle: HandlePrefix,
+    pub handle: HandlePrefixItem,
     /// Bits of [`declare_flags`].
     pub flags: U32,
     /// Reserved, 0.
@@ -553,7 +553,7 @@ pub struct RefusedItem {
     /// Generation, as in the supply.
     pub generation: U32,
     /// UNSUPPORTED_FD with the type of fd that came.
-    pub status: Status,
+    pub status: StatusItem,
 }
 
 /// A lease whose allocation has ended, 24 bytes.

@@ -35,6 +35,50 @@ macro_rules! wire_enum {
 }
 pub(crate) use wire_enum;
 
+/// Makes a plain struct, which is what the library shows, and its form in messages and records.
+macro_rules! with_wire_form {
+    ($(#[$doc:meta])* $name:ident, $item:ident { $($(#[$field_doc:meta])* $field:ident: $plain:ty, $wire:ty;)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $plain,)* }
+
+        #[doc = concat!("[`", stringify!($name), "`] in messages and records.")]
+        #[derive(
+            Clone, Copy, Debug, PartialEq, Eq, zerocopy::FromBytes, zerocopy::IntoBytes,
+            zerocopy::KnownLayout, zerocopy::Immutable, zerocopy::Unaligned,
+        )]
+        #[repr(C)]
+        pub struct $item { $($(#[$field_doc])* pub $field: $wire,)* }
+
+        impl From<$name> for $item {
+            fn from(plain: $name) -> Self { $item { $($field: plain.$field.into(),)* } }
+        }
+
+        impl From<$item> for $name {
+            fn from(item: $item) -> Self { $name { $($field: item.$field.into(),)* } }
+        }
+
+        impl $item {
+            /// What it says.
+            pub fn get(self) -> $name { self.into() }
+        }
+
+        impl $name {
+            /// As on the wire.
+            pub fn to_bytes(self) -> [u8; size_of::<$item>()] {
+                zerocopy::transmute!($item::from(self))
+            }
+
+            /// Any bytes are one; whether it is a good one is for its reader to say.
+            pub fn from_bytes(bytes: [u8; size_of::<$item>()]) -> Self {
+                let item: $item = zerocopy::transmute!(bytes);
+                item.get()
+            }
+        }
+    };
+}
+pub(crate) use with_wire_form;
+
 /// Makes a table: an enumeration with one value per row, and a struct with one field per row that
 /// is indexed by the enumeration. Rows are numbered 1, 2, 3, ... in their order; the field's name
 /// is the row's name everywhere.

@@ -46,7 +46,7 @@ impl Handle {
     /// The fd number that names the allocation in its owner's domain; `None`: it was registered
     /// without.
     pub fn virtual_fd(&self) -> Option<VirtualFd> {
-        i32::try_from(self.virtual_fd.get()).ok().and_then(VirtualFd::new)
+        i32::try_from(self.virtual_fd).ok().and_then(VirtualFd::new)
     }
 }
 

@@ -319,8 +319,8 @@ mod tests {
 
     fn registration(slot: u32, epoch: u64) -> Registration {
         let mut handle = Handle::from_bytes([0; 64]);
-        handle.prefix.slot = slot.into();
-        handle.prefix.generation = 1.into();
+        handle.prefix.slot = slot;
+        handle.prefix.generation = 1;
         Registration { handle, token: [0; 16], epoch }
     }
 

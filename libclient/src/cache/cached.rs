@@ -45,7 +45,7 @@ impl<'a> CachedImport<'a> {
         pinned: Pinned<'a>,
         handle: &Handle,
     ) -> Result<CachedImport<'a>, Error> {
-        if handle.offset_bytes.get() >= pinned.len as u64 {
+        if handle.offset_bytes >= pinned.len as u64 {
             table.release_held(pinned.pin);
             return Err(out_of_bounds(handle, pinned.len as u64));
         }
@@ -56,7 +56,7 @@ impl<'a> CachedImport<'a> {
     #[inline]
     pub(super) fn inside(table: &'a Table, pinned: Pinned<'a>, handle: &Handle) -> Self {
         let Pinned { row, pin, ptr, len } = pinned;
-        let offset = usize::try_from(handle.offset_bytes.get()).unwrap_or(usize::MAX);
+        let offset = usize::try_from(handle.offset_bytes).unwrap_or(usize::MAX);
         debug_assert!(offset < len);
         // Inside the memory, so neither wraps.
         let (ptr, len) = (ptr.wrapping_add(offset), len.wrapping_sub(offset));
@@ -156,7 +156,7 @@ impl Drop for CachedImport<'_> {
 /// A handle whose offset is not inside its allocation.
 #[cold]
 pub(super) fn out_of_bounds(handle: &Handle, size_bytes: u64) -> Error {
-    let offset = handle.offset_bytes.get();
+    let offset = handle.offset_bytes;
     let context =
         format!("import {}: offset {offset} is not inside {size_bytes} bytes", handle.id());
     Error::new(ErrorCode::BadHandle, context)

@@ -36,9 +36,9 @@ const _: () = assert!(size_of::<Entry>() == 32);
 /// Any one field that differs makes another tag, and without the MAC it cannot be guessed.
 pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
     let [a, b, c, d] = prefix.magic;
-    let [f, g] = prefix.flags.to_bytes();
+    let [f, g] = prefix.flags.to_le_bytes();
     let head = u64::from_le_bytes([a, b, c, d, prefix.version, prefix.kind, f, g]);
-    prefix.mac.get() ^ head ^ prefix.node.get()
+    prefix.mac ^ head ^ prefix.node
 }
 
 /// The state word of an entry.

@@ -110,7 +110,7 @@ impl<'a> Importer<'a, '_> {
             let context = format!("import {}: the broker granted {}", handle.id(), info.id);
             return Err(Error::new(ErrorCode::Protocol, context));
         }
-        if handle.offset_bytes.get() >= info.facts.size_bytes {
+        if handle.offset_bytes >= info.facts.size_bytes {
             return Err(out_of_bounds(handle, info.facts.size_bytes));
         }
         self.table.make_room_for(info.id, info.facts.size_bytes)?;

@@ -106,8 +106,8 @@ mod tests {
 
     fn entry(slot: u32) -> Entry {
         let mut handle = Handle::from_bytes([0; 64]);
-        handle.prefix.slot = slot.into();
-        handle.prefix.generation = 1.into();
+        handle.prefix.slot = slot;
+        handle.prefix.generation = 1;
         Entry { handle, owner_allocation_id: slot.into(), birth: 1 }
     }
 

@@ -193,7 +193,7 @@ impl Request<'_> {
         let deadline_ms = self.deadline.answer_ms().into();
         writer.push(&AcquireHead { deadline_ms, flags: 0.into() });
         self.chunk.iter().for_each(|index| {
-            writer.push(&self.handles[*index].prefix);
+            writer.push(&self.handles[*index].prefix.to_bytes());
         });
         self.chunk.len()
     }
@@ -246,14 +246,15 @@ pub(crate) fn outcome(
         0 => DriverData::EMPTY,
         len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
     };
-    match item.status.result() {
+    let status = item.status.get();
+    match status.result() {
         Ok(()) => {}
         Err(ErrorCode::Again) => return Outcome::Again,
         Err(code) => {
             if code == ErrorCode::NoQuota {
                 connection.press();
             }
-            return Outcome::Refused(item.status);
+            return Outcome::Refused(status);
         }
     }
     let fd = arrived.take(item.fd_index.get());
@@ -271,7 +272,7 @@ pub(crate) fn outcome(
     Outcome::Granted(Grant {
         fd,
         lease: Lease::new(&connection.common, connection.epoch, item.lease.get(), id, handle)
-            .with_room(item.status.value.get()),
+            .with_room(status.value),
         info: AllocationInfo { id, facts, driver_data },
     })
 }

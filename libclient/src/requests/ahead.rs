@@ -26,7 +26,7 @@ pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadl
     }
     let mut bytes = AHEAD_BYTES;
     let fits = |handle: &&Handle| {
-        let left = bytes.checked_sub(handle.size_bytes.get());
+        let left = bytes.checked_sub(handle.size_bytes);
         bytes = left.unwrap_or(0);
         left.is_some()
     };

@@ -5,7 +5,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::wire::call::{Call, check_count};
 use crate::wire::connection::Connection;
-use fdbroker_protocol::{Kind, Status};
+use fdbroker_protocol::Kind;
 
 /// Returns when the broker has carried out all that was posted before. It serves one client's
 /// messages in their order, so the answer to an unregister of nothing speaks for what was sent
@@ -18,7 +18,7 @@ pub(crate) fn flush(connection: &Connection, deadline: Deadline) -> Result<(), E
             call,
             &[],
             |_| 0,
-            |reply| check_count(kind, reply.message.items::<Status>()?.len(), 0),
+            |reply| check_count(kind, reply.message.statuses()?.len(), 0),
         )
     })
 }

@@ -210,7 +210,7 @@ const NO_PLACE: &str = "register: no place for another fd in the broker";
 fn name_bound(connection: &Connection, error: Error) -> Error {
     let most = connection.common.max_held_fds;
     let status = Status::no_quota(Resource::HeldFds, Scope::Client, most.into(), 0);
-    let is_own = |said: Status| Status { pid: 0.into(), ..said } == status;
+    let is_own = |said: Status| Status { pid: 0, ..said } == status;
     if most > 0 && error.status.is_some_and(is_own) {
         error.because(format!(
             "the broker holds as many fds of this process as it allows (FDBROKER_MAX_HELD, max_held_fds = {most}); register \
@@ -297,12 +297,13 @@ pub(super) fn registered<'a>(
     let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
     check_count(Kind::RegisterReply, items.len(), deposits.len())?;
     let answers = items.iter().zip(deposits).map(|(item, deposit)| {
-        if !item.status.is_ok() {
-            let error = Error::from_status(item.status, "register");
+        let status = item.status.get();
+        if !status.is_ok() {
+            let error = Error::from_status(status, "register");
             return Err(name_bound(connection, error));
         }
         let Registered { handle, token, .. } = *item;
-        let made = Registration { handle, token, epoch: connection.epoch };
+        let made = Registration { handle: handle.get(), token, epoch: connection.epoch };
         let holdings = &connection.common.holdings;
         let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
         Ok(Registration { epoch, ..made })
@@ -325,7 +326,7 @@ pub(crate) fn unregister(
                 chunk.iter().for_each(|end| holdings.note_heard(end.id));
                 results.extend(chunk.iter().zip(statuses).map(
                     |(end, status)| match status.is_ok() {
-                        true => Ok(Drained(status.value.get() == 1)),
+                        true => Ok(Drained(status.value == 1)),
                         false => Err(Error::from_status(status, format!("unregister {}", end.id))),
                     },
                 ));
@@ -364,9 +365,9 @@ fn unregister_some(
         late(error)
     })?;
     let answered = connection.reply(id, &call, |reply| {
-        let statuses = reply.message.items::<Status>()?;
+        let statuses = reply.message.statuses()?;
         check_count(Kind::UnregisterReply, statuses.len(), ends.len())?;
-        Ok(statuses.to_vec())
+        Ok(statuses.collect())
     });
     answered.map_err(late)
 }

@@ -8,7 +8,7 @@ use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
-use fdbroker_protocol::{DecodeError, ErrorCode, Handle, Kind, VirtualFd, Writer};
+use fdbroker_protocol::{DecodeError, ErrorCode, Handle, HandleItem, Kind, VirtualFd, Writer};
 
 /// The handle behind a virtual fd first, then at most `neighbours` more. While the owner has not
 /// come back after a crash of the broker the answer is AGAIN: it asks again until the deadline.
@@ -59,10 +59,11 @@ fn resolve_now(
     };
     let most = 1 + neighbours.min(MAX_NEIGHBOURS) as usize;
     connection.call(call, &[], write, |reply: Reply<'_>| {
-        let handles = reply.message.items::<Handle>()?;
+        let items = reply.message.items::<HandleItem>()?;
+        let handles: Vec<Handle> = items.iter().map(|item| item.get()).collect();
         let is_asked_for = handles.first().is_some_and(|it| it.virtual_fd() == Some(fd));
         if is_asked_for && handles.len() <= most {
-            Ok(handles.to_vec())
+            Ok(handles)
         } else {
             Err(DecodeError::Unexpected(Kind::Resolved))
         }

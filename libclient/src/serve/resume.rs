@@ -182,7 +182,7 @@ impl Resume {
                 let (send, refused) = holdings.note_declared(connection.epoch, declaring, &numbers);
                 let ended = declaring.items.iter().zip(answers).filter_map(|(item, answer)| {
                     let (number, code) = answer.ok()?;
-                    Some(RefusedLease { id: item.handle.id(), number, code: code? })
+                    Some(RefusedLease { id: item.handle.get().id(), number, code: code? })
                 });
                 let ended: Vec<RefusedLease> = ended.collect();
                 self.told.extend(ended.iter().map(|lease| lease.number));
@@ -241,7 +241,8 @@ impl What {
             What::Naming(_) => {
                 let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
                 let value = |item: &Registered| {
-                    item.status.result().map(|()| (item.status.value.get(), None))
+                    let status = item.status.get();
+                    status.result().map(|()| (status.value, None))
                 };
                 items.iter().map(value).collect()
             }
@@ -249,7 +250,7 @@ impl What {
                 let (items, _) = reply.message.grants()?;
                 let code = |value: u64| ErrorCode::from_number(u16::try_from(value).ok()?);
                 let taken = |item: &GrantItem| (item.lease.get(), code(item.status.value.get()));
-                items.iter().map(|item| item.status.result().map(|()| taken(item))).collect()
+                items.iter().map(|item| item.status.get().result().map(|()| taken(item))).collect()
             }
         };
         check_count(reply.message.kind, answers.len(), self.len())?;

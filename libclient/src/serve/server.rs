@@ -426,7 +426,7 @@ impl Server {
             Kind::SupplyRefused => {
                 for item in message.items::<RefusedItem>()? {
                     let id = allocation(item.slot.get(), item.generation.get());
-                    let error = Error::from_status(item.status, format!("supply {id}"));
+                    let error = Error::from_status(item.status.get(), format!("supply {id}"));
                     log::error!("{error}");
                     tell(session, Notice::SupplyRefused { id, error });
                 }

@@ -21,7 +21,7 @@ use crate::interrupt::{ask, is_set, is_signalled, note_signal, now, wait_unasked
 use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
 use crate::own_fds::{CLOSED_HERE, Identity};
 use crate::sync::lock;
-use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Writer};
 use fdbroker_scm::SendError;
 use nix::poll::PollFlags;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -577,8 +577,8 @@ impl Connection {
         if kind != Kind::Failed {
             return Err(self.broken(call, &DecodeError::Unexpected(kind)));
         }
-        let status = reply.message.body_as::<Status>();
-        let status = *status.map_err(|error| self.broken(call, &error))?;
+        let status = reply.message.status();
+        let status = status.map_err(|error| self.broken(call, &error))?;
         if status.result() == Err(ErrorCode::NoQuota) {
             self.press();
         }

@@ -48,7 +48,7 @@ impl Connection {
         }
         outbox.writer.start(Kind::Fetch, 0);
         handles.iter().for_each(|handle| {
-            outbox.writer.push(&handle.prefix);
+            outbox.writer.push(&handle.prefix.to_bytes());
         });
         let message = outbox.writer.finish(handles.len(), 0);
         let is_sent = fdbroker_scm::send(socket, message, &[]).is_ok();

@@ -285,28 +285,28 @@ const SHUT_OUT: &str = "messages of this user took the broker long again and aga
      them; stop the processes that do this. The broker lets the user in again in";
 
 fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
-    let Ok(status) = message.body_as::<Status>() else {
+    let Ok(status) = message.status() else {
         return Error::new(ErrorCode::Protocol, context("it refuses hello in a way unknown here"));
     };
     let what = match status.result() {
-        Err(ErrorCode::Protocol) if status.value.get() == 0 => {
+        Err(ErrorCode::Protocol) if status.value == 0 => {
             "the broker has let in nobody for so long that it gave this client up".to_owned()
         }
         Err(ErrorCode::Protocol) => format!(
             "the broker speaks protocol version {}, this library {PROTOCOL_VERSION}",
-            status.value.get()
+            status.value
         ),
         _ => "the broker refuses this client".to_owned(),
     };
-    let error = Error::from_status(*status, context(&what));
+    let error = Error::from_status(status, context(&what));
     match error.code {
         // Of hello it means nothing else, and its own words are about allocations.
-        ErrorCode::NotPermitted if *status == Status::NO_POD => error.because(OUTSIDE_PODS),
-        ErrorCode::NotPermitted if status.value.get() > 0 => {
-            error.because(format!("{SHUT_OUT} {} s", status.value.get()))
+        ErrorCode::NotPermitted if status == Status::NO_POD => error.because(OUTSIDE_PODS),
+        ErrorCode::NotPermitted if status.value > 0 => {
+            error.because(format!("{SHUT_OUT} {} s", status.value))
         }
         ErrorCode::NotPermitted => error.because(UNKNOWN_USER),
-        ErrorCode::Protocol if status.value.get() == 0 => error.because(LATE),
+        ErrorCode::Protocol if status.value == 0 => error.because(LATE),
         _ => error,
     }
 }

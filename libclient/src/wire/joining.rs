@@ -83,9 +83,9 @@ impl Joining {
             Ok(message) => message,
             Err(error) => return Some(Err(self.lost(&error.to_string()))),
         };
-        match (message.kind, message.body_as::<Status>()) {
+        match (message.kind, message.status()) {
             (Kind::Joined, _) => self.socket.take().map(Ok),
-            (Kind::Failed, Ok(status)) => self.refused(*status, message.id == 0),
+            (Kind::Failed, Ok(status)) => self.refused(status, message.id == 0),
             (kind, _) => Some(Err(self.lost(&format!("it answers join with {kind}")))),
         }
     }

@@ -17,7 +17,7 @@ use crate::own_fds::CLOSED_HERE;
 use crate::sync::lock;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
 use fdbroker_protocol::object::ObjectCreated;
-use fdbroker_protocol::{DecodeError, Kind, Message, Status};
+use fdbroker_protocol::{DecodeError, Kind, Message};
 use fdbroker_scm::{RecvError, SendError};
 use std::time::Instant;
 
@@ -166,19 +166,19 @@ impl Connection {
         match message.kind {
             Kind::Granted => {
                 let (items, _) = message.grants()?;
-                let granted = items.iter().filter(|item| item.status.is_ok());
+                let granted = items.iter().filter(|item| item.status.get().is_ok());
                 self.post_all(granted.map(|item| OneWay::Released(item.lease.get())));
             }
             Kind::RegisterReply => {
                 let (_, items) = message.head_and_items::<RegisterReplyHead, Registered>()?;
-                let made = items.iter().filter(|item| item.status.is_ok());
+                let made = items.iter().filter(|item| item.status.get().is_ok());
                 self.post_all(made.map(|item| {
-                    OneWay::Unregister(Unregister { id: item.handle.id(), key: None })
+                    OneWay::Unregister(Unregister { id: item.handle.get().id(), key: None })
                 }));
             }
             Kind::ObjectGot => {
                 let grants = message.got()?.grants;
-                let granted = grants.iter().filter(|item| item.status.is_ok());
+                let granted = grants.iter().filter(|item| item.status.get().is_ok());
                 self.post_all(granted.map(|item| OneWay::Released(item.lease.get())));
             }
             Kind::ObjectCreated => {
@@ -189,11 +189,11 @@ impl Connection {
                 self.flush_queued();
             }
             Kind::UnregisterReply => {
-                let statuses = message.items::<Status>()?;
+                let statuses = message.statuses()?;
                 for (unregister, status) in owed.unregisters.iter().zip(statuses) {
                     self.common.holdings.note_heard(unregister.id);
                     // Not drained yet: the broker says so on the event socket when it is.
-                    let is_drained = status.is_ok() && status.value.get() == 1;
+                    let is_drained = status.is_ok() && status.value == 1;
                     let Some(key) = unregister.key.filter(|_| is_drained) else { continue };
                     self.common.holdings.forget(unregister.id);
                     match self.common.owner_of(key.base).filter(|_| key.base != 0) {

@@ -259,7 +259,7 @@ fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ones_are_name
     let request = peer.recv();
     let named = request.redeposit();
     let ended = |id| {
-        let item = named.iter().find(|item| item.handle == handle(id)).expect("it is named");
+        let item = named.iter().find(|item| item.handle == handle(id).into()).expect("it is named");
         assert_eq!(item.token, [9; 16]);
         (item.item.flags & register_flags::ENDED != 0).then_some(item.item)
     };

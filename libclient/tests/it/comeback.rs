@@ -91,7 +91,7 @@ fn comeback_when_held_then_named_before_anything_else_and_good_under_new_numbers
     peer.next_lease = 50;
     let request = peer.recv();
     let mut named: Vec<_> =
-        request.redeposit().iter().map(|item| (item.handle, item.token)).collect();
+        request.redeposit().iter().map(|item| (item.handle.get(), item.token)).collect();
     named.sort_by_key(|(handle, _)| handle.id());
     assert_eq!(named, [(handle(100), [9; 16]), (handle(101), [9; 16])]);
     assert!(request.fds.is_empty());
@@ -135,7 +135,7 @@ fn comeback_when_refused_then_told_one_by_one_and_no_broker_hears_of_them_again(
     let mut peer = broker.accept(Terms::default());
     peer.next_lease = 50;
     let request = peer.recv();
-    let refused = request.redeposit()[0].handle.id();
+    let refused = request.redeposit()[0].handle.get().id();
     peer.named(&request, &[Err(ErrorCode::NotPermitted), Ok(())]);
     let request = peer.recv();
     peer.declared(&request, &[Err(ErrorCode::OwnerGone), Ok(())]);
@@ -192,7 +192,7 @@ fn comeback_when_ended_while_there_was_no_broker_then_not_named() {
 
     let mut peer = broker.accept(Terms::default());
     let request = peer.recv();
-    let named: Vec<_> = request.redeposit().iter().map(|item| item.handle.id()).collect();
+    let named: Vec<_> = request.redeposit().iter().map(|item| item.handle.get().id()).collect();
     assert_eq!(named, [id(102)]);
     peer.named(&request, &[Ok(())]);
     let request = peer.recv();
@@ -290,7 +290,7 @@ fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_t
     lose(peer, &notices);
     let peer = broker.accept(Terms::default());
     let request = peer.recv_kind(Kind::Redeposit);
-    assert_eq!(request.redeposit()[0].handle.id(), id(100));
+    assert_eq!(request.redeposit()[0].handle.get().id(), id(100));
     peer.named(&request, &[Ok(())]);
     assert_reconnected(&notices);
     // It is replaced, so the next broker does not hear of it.
@@ -298,7 +298,7 @@ fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_t
     lose(peer, &notices);
     let peer = broker.accept(Terms::default());
     let request = peer.recv_kind(Kind::Redeposit);
-    let named: Vec<_> = request.redeposit().iter().map(|item| item.handle.id()).collect();
+    let named: Vec<_> = request.redeposit().iter().map(|item| item.handle.get().id()).collect();
     assert_eq!(named, [id(200)]);
     peer.named(&request, &[Ok(())]);
     assert_reconnected(&notices);
@@ -523,7 +523,8 @@ fn comeback_when_a_kept_one_has_ended_unheard_then_it_is_named_as_ended_until_it
         let request = peer.recv_kind(Kind::Redeposit);
         let is_ended = |it: &RedepositItem| it.item.flags & register_flags::ENDED != 0;
         let named = request.redeposit();
-        let named: BTreeMap<_, _> = named.iter().map(|it| (it.handle.id(), is_ended(it))).collect();
+        let named: BTreeMap<_, _> =
+            named.iter().map(|it| (it.handle.get().id(), is_ended(it))).collect();
         assert_eq!(named, [(id(101), true), (id(102), true), (id(103), false)].into());
         peer.named(&request, &[Ok(()); 3]);
         assert_reconnected(&notices);

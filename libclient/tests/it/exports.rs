@@ -106,7 +106,7 @@ fn register_when_known_then_no_message_and_every_interior_pointer_has_its_offset
     let deposit = at(0, 4096, 5);
     assert_eq!(exports.lookup(0, BASE), None);
     let first = register(&exports, &peer, &deposit, 1);
-    assert_eq!((first, first.offset_bytes.get(), exports.len()), (handle(1), 0, 1));
+    assert_eq!((first, first.offset_bytes, exports.len()), (handle(1), 0, 1));
     for _ in 0..100 {
         assert_eq!(exports.register(&deposit, no_export, soon()).unwrap(), first);
         let fd = memory(b"");
@@ -453,7 +453,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     }
     let peer = broker.accept(Terms::default());
     let request = peer.recv();
-    let mut named: Vec<_> = request.redeposit().iter().map(|item| item.handle).collect();
+    let mut named: Vec<_> = request.redeposit().iter().map(|item| item.handle.get()).collect();
     let answer = |handle: &Handle| match handle.id() == id(4) {
         true => Err(ErrorCode::Lost),
         false => Ok(()),

@@ -69,7 +69,8 @@ impl Peer {
 
     fn answer_statuses(&self, request: &Received, statuses: &[Status]) {
         let mut writer = Writer::new();
-        writer.start(Kind::ObjectReply, request.id).push(statuses);
+        writer.start(Kind::ObjectReply, request.id);
+        statuses.iter().for_each(|status| _ = writer.push(&status.to_bytes()));
         self.send(writer.finish(statuses.len(), 0), &[]);
     }
 

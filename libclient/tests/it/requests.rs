@@ -73,7 +73,7 @@ fn connect_when_own_fds_do_not_fit_then_no_quota_with_the_cap() {
         client.join().unwrap()
     });
     assert_eq!(error.code, ErrorCode::NoQuota);
-    assert_eq!(error.status.unwrap().value.get(), 64);
+    assert_eq!(error.status.unwrap().value, 64);
 }
 
 #[test]

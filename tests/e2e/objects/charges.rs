@@ -24,7 +24,7 @@ fn capped(lines: &str) -> Broker {
 fn cap_of(status: Status) -> (Resource, u64) {
     assert_eq!(status.result(), Err(ErrorCode::NoQuota), "{status}");
     assert_eq!(status.scope(), Some(Scope::Domain), "{status}");
-    (Resource::from_number(status.resource).expect("a resource"), status.value.get())
+    (Resource::from_number(status.resource).expect("a resource"), status.value)
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_other
         seal_memory(&memfd);
         let refusal = client.seal(group).expect_err("above the cap");
         assert_eq!(refusal.scope(), Some(Scope::Node), "{refusal}");
-        let of = (Resource::from_number(refusal.resource), refusal.value.get());
+        let of = (Resource::from_number(refusal.resource), refusal.value);
         assert_eq!(of, (Some(Resource::HeldBytes), 4 * MIB));
         // In the making it ends with its maker.
         drop((client, memfd));

@@ -31,7 +31,7 @@ fn get_when_names_of_groups_are_mixed_and_doubled_then_one_grant_for_each_group(
     assert_eq!(got.bytes(1), [9; 16]);
     assert_eq!(got.bytes(3), (0..16).collect::<Vec<u8>>());
     let status = client.get(&["a", "none"]).expect_err("one is missing");
-    assert_eq!((code(&status), status.value.get()), (ErrorCode::NotFound, 1));
+    assert_eq!((code(&status), status.value), (ErrorCode::NotFound, 1));
     assert_eq!(client.release(&got.leases()), [Status::OK; 2]);
     drop((client, got));
     broker.assert_nothing_left();
@@ -45,7 +45,7 @@ fn get_when_its_time_is_over_then_timed_out_names_the_maker_if_there_is_one() {
     maker.create(&memory(&[0; SIZE]), &Group::default(), &[new("made")]).expect("begun");
     for (name, pid) in [("made", std::process::id()), ("unknown", 0)] {
         let status = reader.get_within(&["there", name], 20, 0).expect_err("it does not come");
-        let found = (code(&status), status.value.get(), status.pid.get());
+        let found = (code(&status), status.value, status.pid);
         assert_eq!(found, (ErrorCode::TimedOut, 1, pid));
     }
     assert_eq!(broker.status().uses.open_leases.now.get(), 0, "nothing is granted");
@@ -114,7 +114,7 @@ fn get_when_253_groups_then_all_their_fds_come_or_again_says_how_many() {
             }
             Err(status) => {
                 assert_eq!(code(&status), ErrorCode::Again);
-                most = usize::try_from(status.value.get()).expect("few").max(1);
+                most = usize::try_from(status.value).expect("few").max(1);
             }
         }
     }
@@ -239,7 +239,7 @@ fn delete_when_in_the_making_or_of_another_version_then_it_stays() {
         Some(ErrorCode::NotFound),
     ];
     assert_eq!(codes, expected);
-    assert_eq!(statuses[0].value.get(), version);
+    assert_eq!(statuses[0].value, version);
 }
 
 #[test]

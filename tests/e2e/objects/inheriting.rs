@@ -102,7 +102,7 @@ fn seal_when_it_expects_another_version_then_watchers_hear_nothing_of_it() {
     let group = maker.create(&late, &Group::default(), &[expecting]).expect("begun");
     seal_memory(&late);
     let status = maker.seal(group).expect_err("another version");
-    assert_eq!((code(&status), status.value.get()), (ErrorCode::Version, version));
+    assert_eq!((code(&status), status.value), (ErrorCode::Version, version));
     assert_eq!(maker.abort(group), Status::OK);
     let last = maker.put_bytes("later", &[1; 16], 0);
     assert_eq!(watcher.next_news(), [(ObjectEvent::Sealed, last, "later".to_owned())]);

@@ -213,7 +213,7 @@ fn replace_when_a_reader_holds_the_old_one_then_it_keeps_it_and_the_next_gets_th
     // A seal that expects a version is refused when the name has moved.
     let puts = [PutObject { expect: Some(first), ..PutObject::new("name", b"third") }];
     let error = objects.put_group(&puts, PLAIN, patience()).expect_err("it has moved");
-    let said = error.status.map(|status| status.value.get());
+    let said = error.status.map(|status| status.value);
     assert_eq!((error.code, said), (ErrorCode::Version, Some(second)), "{error}");
     let puts = [PutObject { expect: Some(second), ..puts[0] }];
     objects.put_group(&puts, PLAIN, patience()).expect("it has not");

@@ -53,7 +53,7 @@ fn create_when_not_sealed_then_never_seen_but_marked_in_lists() {
     for names in [&["a"][..], &["b"], &["b", "a"]] {
         let status = reader.get(names).expect_err("it is not sealed");
         assert_eq!(code(&status), ErrorCode::NotSealed);
-        assert_eq!(status.pid.get(), std::process::id());
+        assert_eq!(status.pid, std::process::id());
     }
     let known = reader.stat(&["a"]);
     assert_eq!(known[0].record.state, ObjectState::Making as u8);
@@ -78,7 +78,7 @@ fn create_when_a_name_is_taken_then_exists_and_the_fd_is_closed() {
         let objects = [new("other"), new(name)];
         let status = maker.create(&memory(&pattern()), &Group::default(), &objects);
         let status = status.expect_err("it is taken");
-        assert_eq!((code(&status), status.value.get()), (ErrorCode::Exists, 1));
+        assert_eq!((code(&status), status.value), (ErrorCode::Exists, 1));
     }
     eventually("both fds are closed", || broker.status().gauges.closing_fds.get() == 0);
     assert_eq!(broker.status().gauges.stored_fds.get(), held);
@@ -131,7 +131,7 @@ fn create_when_the_fd_cannot_be_shared_then_unsupported_names_it() {
     let mut maker = Raw::connect(&broker.socket());
     let (pipe, _other) = nix::unistd::pipe().expect("pipe");
     let status = maker.create(&pipe, &Group::default(), &[new("a")]).expect_err("a pipe");
-    let found = (code(&status), status.value.get());
+    let found = (code(&status), status.value);
     assert_eq!(found, (ErrorCode::UnsupportedFd, FdType::Pipe as u64));
     drop(maker);
     broker.assert_nothing_left();
@@ -146,7 +146,7 @@ fn add_when_the_group_is_sealed_anothers_or_full_then_refused() {
     let names: Vec<_> = (0..253).map(|number| new(&format!("n{number}"))).collect();
     maker.add(group, &names).expect("added");
     let status = maker.add(group, &[new("one more")]).expect_err("it is full");
-    assert_eq!((code(&status), status.value.get()), (ErrorCode::TooLong, 253));
+    assert_eq!((code(&status), status.value), (ErrorCode::TooLong, 253));
     let status = other.add(group, &[new("b")]).expect_err("it is another's");
     assert_eq!(code(&status), ErrorCode::Aborted);
     assert_eq!(code(&other.seal(group).expect_err("it is another's")), ErrorCode::Aborted);
@@ -191,7 +191,7 @@ fn seal_when_two_replace_then_the_last_wins_and_readers_of_the_old_keep_it() {
     let group = makers[0].create(&fresh, &replace, &[expecting(second)]).expect("begun");
     seal_memory(&fresh);
     let status = makers[0].seal(group).expect_err("it has moved");
-    assert_eq!((code(&status), status.value.get()), (ErrorCode::Version, first));
+    assert_eq!((code(&status), status.value), (ErrorCode::Version, first));
     assert_eq!(reader.get(&["a"]).expect("as before").versions(), [first]);
     drop((makers, reader, old, now));
     broker.assert_nothing_left();

@@ -59,13 +59,13 @@ fn name_when_twice_in_one_message_then_refused_where_it_is_made_and_answered_twi
     for flags in [0, REPLACE] {
         let refusal = client.put_group(&[("b", b"1"), ("a", b"2"), ("b", b"3")], flags);
         let refusal = refusal.expect_err("which of them is b?");
-        assert_eq!((code(&refusal), refusal.value.get()), (ErrorCode::Protocol, 2));
+        assert_eq!((code(&refusal), refusal.value), (ErrorCode::Protocol, 2));
     }
     let (group, memfd) = client.begin(&[("a", b"text")], REPLACE).expect("none is left of those");
     for (names, at) in [(["a", "b"], 0), (["b", "b"], 1)] {
         let twice = names.map(|name| New::named(name, 1));
         let refusal = client.add(group, &twice).expect_err("the group has one");
-        assert_eq!((code(&refusal), refusal.value.get()), (ErrorCode::Protocol, at));
+        assert_eq!((code(&refusal), refusal.value), (ErrorCode::Protocol, at));
     }
     seal_memory(&memfd);
     let version = client.seal(group).expect("as if nothing else had been asked for");

@@ -66,7 +66,7 @@ fn create_when_the_memfd_cannot_be_sealed_any_more_then_unsupported() {
     let final_one = memory(&[0; SIZE]);
     add_seals(&final_one, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL).expect("sealed");
     let status = maker.create(&final_one, &Group::default(), &[new("a")]).expect_err("it is final");
-    let found = (code(&status), status.value.get());
+    let found = (code(&status), status.value);
     assert_eq!(found, (ErrorCode::UnsupportedFd, FdType::FinalMemfd as u64));
     // One that has all seals already may have this one, too.
     let whole = memory(&[0; SIZE]);

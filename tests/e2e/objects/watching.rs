@@ -87,7 +87,7 @@ fn watch_when_too_many_then_too_long_says_how_many_there_may_be() {
             status => break status,
         }
     };
-    assert_eq!((code(&status), status.value.get()), (ErrorCode::TooLong, most));
+    assert_eq!((code(&status), status.value), (ErrorCode::TooLong, most));
     assert_eq!(watcher.watch("prefix 0", 0), Status::OK, "it watches that already");
     drop(watcher);
     broker.assert_nothing_left();

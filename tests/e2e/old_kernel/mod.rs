@@ -106,7 +106,7 @@ fn fds_when_nobody_asked_for_them_then_refused_by_the_kernel_or_closed() {
     }
     let mut client = Raw::connect(&broker.socket());
     let fd = write_sealed(SealFlag::empty());
-    assert!(client.register(&[block_item()], &[fd.as_fd()])[0].status.is_ok());
+    assert!(client.register(&[block_item()], &[fd.as_fd()])[0].status.get().is_ok());
     drop((client, fd));
     eventually("none of them is left", || broker.open_fds() == before);
     broker.assert_nothing_left();

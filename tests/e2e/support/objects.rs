@@ -179,7 +179,7 @@ pub fn code(status: &Status) -> ErrorCode {
 #[track_caller]
 fn statuses(answer: Incoming) -> Result<Vec<Status>, Status> {
     let answer = expect(answer, Kind::ObjectReply)?;
-    Ok(answer.message().items::<Status>().expect("statuses").to_vec())
+    Ok(answer.message().statuses().expect("statuses").collect())
 }
 
 /// The records of a page, and whether nothing follows.
@@ -507,9 +507,9 @@ impl Raw {
     pub fn declare_object(&mut self, slot: u32, generation: u32) -> Result<(), ErrorCode> {
         let handle = HandlePrefix::unsealed(AllocationId { slot, generation });
         let (flags, reserved) = (declare_flags::OBJECT.into(), 0.into());
-        let item = DeclareItem { handle, flags, reserved };
+        let item = DeclareItem { handle: handle.into(), flags, reserved };
         let answer = self.request(Kind::Declare, |writer| writer.push(&[item][..]), 1, &[]);
-        answer.grants()[0].status.result()
+        answer.grants()[0].status.get().result()
     }
 
     /// Watches names with a prefix, or no more with UNWATCH.

@@ -55,14 +55,14 @@ impl Incoming {
     #[track_caller]
     pub fn statuses(&self) -> Vec<Status> {
         assert!(matches!(self.kind(), Kind::LeaseReply | Kind::UnregisterReply), "{self:?}");
-        self.message().items::<Status>().expect("statuses").to_vec()
+        self.message().statuses().expect("statuses").collect()
     }
 
     /// The status of a `failed` message.
     #[track_caller]
     pub fn failure(&self) -> Status {
         assert_eq!(self.kind(), Kind::Failed);
-        *self.message().body_as::<Status>().expect("a status")
+        self.message().status().expect("a status")
     }
 }
 
@@ -200,8 +200,8 @@ impl Raw {
             let fds: Vec<_> = (0..now).map(|_| memfd(c"block", BLOCK_BYTES, all_seals())).collect();
             let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             for registered in self.register(&vec![block_item(); now], &borrowed) {
-                assert!(registered.status.is_ok(), "{}", registered.status);
-                handles.push(registered.handle);
+                assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+                handles.push(registered.handle.get());
             }
         }
         handles
@@ -230,7 +230,7 @@ impl Raw {
     pub fn refusal(&mut self, handle: &Handle) -> Error {
         const DEADLINE_MS: u32 = 50;
         let answer = self.acquire_once(&[*handle], DEADLINE_MS);
-        Error::from_status(answer.grants()[0].status, "acquire")
+        Error::from_status(answer.grants()[0].status.get(), "acquire")
     }
 
     /// One acquire, whatever is answered.
@@ -258,7 +258,7 @@ impl Raw {
             let wanted: Vec<_> = open.iter().map(|index| handles[*index]).collect();
             let (items, more) = grants(self.acquire_once(&wanted, deadline_ms));
             fds.extend(more);
-            let is_open = |item: &GrantItem| item.status.result() == Err(ErrorCode::Again);
+            let is_open = |item: &GrantItem| item.status.get().result() == Err(ErrorCode::Again);
             let answered = open.iter().copied().zip(items);
             let (again, done): (Vec<_>, Vec<_>) = answered.partition(|(_, item)| is_open(item));
             all.extend(done);
@@ -347,7 +347,7 @@ pub fn assert_at_end(socket: BorrowedFd<'_>) {
 fn put_acquire<'a>(writer: &'a mut Writer, handles: &[Handle], deadline_ms: u32) -> &'a mut Writer {
     writer.push(&AcquireHead { deadline_ms: deadline_ms.into(), flags: 0.into() });
     for handle in handles {
-        writer.push(&handle.prefix);
+        writer.push(&handle.prefix.to_bytes());
     }
     writer
 }

@@ -56,7 +56,8 @@ fn wire() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = [0, 1, 2].into_iter().flat_map(of_each_kind).collect();
     let mut writer = Writer::new();
     let statuses = statuses();
-    writer.start(Kind::LeaseReply, 9).push(&statuses[..]);
+    writer.start(Kind::LeaseReply, 9);
+    statuses.iter().for_each(|status| _ = writer.push(&status.to_bytes()));
     seeds.push(writer.finish(statuses.len(), 0).to_vec());
     let granted = message(Kind::Granted, 2, 5);
     seeds.extend((0..granted.len()).map(|length| granted[..length].to_vec()));
@@ -87,7 +88,7 @@ fn statuses() -> Vec<Status> {
     let fd_types = FdType::ALL.iter().map(|fd| *fd as u64).chain([99]);
     all.extend(fd_types.map(|fd| Status::with_value(ErrorCode::UnsupportedFd, fd)));
     all.push(Status::with_value(ErrorCode::Protocol, 2));
-    all.push(Status { code: 999.into(), ..Status::OK });
+    all.push(Status { code: 999, ..Status::OK });
     all
 }
 

@@ -100,7 +100,7 @@ fn any_message<'f>(
         5 => no_fds(conn.redeposit(&vec![RedepositItem::new_zeroed(); count])),
         6 => {
             let item = DeclareItem {
-                handle: HandlePrefix { ..handles[0].prefix },
+                handle: HandlePrefix { ..handles[0].prefix }.into(),
                 flags: 1.into(),
                 reserved: 0.into(),
             };

@@ -40,7 +40,7 @@ fn leave_unread(attack: &mut Attack) {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
         if handles.is_empty() {
             let shared = conn.share(&mut attack.inbox, fd.as_fd(), &items);
-            handles = shared.iter().map(|it| it.handle).collect();
+            handles = shared.iter().map(|it| it.handle.get()).collect();
             assert!(!handles.is_empty(), "its own registers are good");
         }
         let bytes = conn.acquire(&handles, 60_000);

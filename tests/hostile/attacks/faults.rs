@@ -60,7 +60,7 @@ pub fn everywhere(attack: &mut Attack) {
         }
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { break };
         let shared = conn.share(&mut attack.inbox, file.as_fd(), &blocks);
-        let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+        let handles: Vec<_> = shared.iter().map(|it| it.handle.get()).collect();
         attack.tally.wrong += u64::from(handles.len() < BLOCKS && !stopped());
         let bytes = conn.acquire(&handles, 1000);
         let is_served =

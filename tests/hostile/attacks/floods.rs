@@ -74,7 +74,12 @@ fn flood_registers(attack: &mut Attack, fds: &[BorrowedFd<'_>]) {
 fn collect(message: &fdbroker_protocol::Message<'_>, ids: &mut Vec<AllocationId>) {
     use fdbroker_protocol::message::{RegisterReplyHead, Registered};
     if let Ok((_, items)) = message.head_and_items::<RegisterReplyHead, Registered>() {
-        ids.extend(items.iter().filter(|item| item.status.is_ok()).map(|item| item.handle.id()));
+        ids.extend(
+            items
+                .iter()
+                .filter(|item| item.status.get().is_ok())
+                .map(|item| item.handle.get().id()),
+        );
     }
 }
 
@@ -132,7 +137,7 @@ fn flood_acquires(attack: &mut Attack, connections: usize, batch: usize, pipelin
         let Some(mut conn) = Conn::welcome(&attack.socket, inbox) else { return };
         if handles.is_empty() {
             let registered = conn.share(inbox, fd.as_fd(), &items(batch));
-            handles = registered.iter().map(|it| it.handle).collect();
+            handles = registered.iter().map(|it| it.handle.get()).collect();
         }
         conns.push((conn, 0_usize));
     }
@@ -153,7 +158,7 @@ fn flood_acquires(attack: &mut Attack, connections: usize, batch: usize, pipelin
                 *under_way = under_way.saturating_sub(1);
                 if let Ok((items, _)) = message.grants() {
                     leases.extend(
-                        items.iter().filter(|it| it.status.is_ok()).map(|it| it.lease.get()),
+                        items.iter().filter(|it| it.status.get().is_ok()).map(|it| it.lease.get()),
                     );
                 }
             });

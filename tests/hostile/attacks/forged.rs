@@ -21,7 +21,7 @@ const LEAST_TRIES: u64 = 200_000;
 fn gained(message: &Message<'_>) -> u64 {
     let grants = message
         .grants()
-        .map_or(0, |(items, _)| items.iter().filter(|it| it.status.is_ok()).count());
+        .map_or(0, |(items, _)| items.iter().filter(|it| it.status.get().is_ok()).count());
     grants as u64
 }
 
@@ -41,9 +41,9 @@ pub fn handles(attack: &mut Attack) {
                 1 => {
                     let mut handle = own;
                     attack.rng.fill(handle.prefix.as_mut_bytes());
-                    handle
+                    handle.get()
                 }
-                kind => forge(own, kind, &mut attack.rng),
+                kind => forge(own.get(), kind, &mut attack.rng),
             })
             .collect();
         let bytes = conn.acquire(&forged, 0);
@@ -61,11 +61,9 @@ fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
     let mut handle = own;
     let prefix: &mut HandlePrefix = &mut handle.prefix;
     match kind {
-        0 | 2 => {
-            prefix.slot = (own.prefix.slot.get().wrapping_add(1 + rng.below(64) as u32)).into()
-        }
-        3 => prefix.generation = (own.prefix.generation.get() + 1 + rng.below(8) as u32).into(),
-        _ => prefix.mac = (own.prefix.mac.get() ^ (1 << rng.below(64))).into(),
+        0 | 2 => prefix.slot = (own.prefix.slot.wrapping_add(1 + rng.below(64) as u32)).into(),
+        3 => prefix.generation = (own.prefix.generation + 1 + rng.below(8) as u32).into(),
+        _ => prefix.mac = (own.prefix.mac ^ (1 << rng.below(64))).into(),
     }
     handle
 }
@@ -84,7 +82,7 @@ pub fn tokens(attack: &mut Attack) {
         let bytes = match attack.rng.below(3) {
             0 => {
                 let mut item = RedepositItem::new_zeroed();
-                (item.item, item.handle) = (block(1), victim);
+                (item.item, item.handle) = (block(1), victim.into());
                 attack.rng.fill(&mut item.token);
                 conn.redeposit(&vec![item; MAX_BATCH])
             }
@@ -95,8 +93,11 @@ pub fn tokens(attack: &mut Attack) {
                 conn.redeposit(&vec![item; MAX_BATCH])
             }
             _ => {
-                let item =
-                    DeclareItem { handle: victim.prefix, flags: 1.into(), reserved: 0.into() };
+                let item = DeclareItem {
+                    handle: victim.prefix.into(),
+                    flags: 1.into(),
+                    reserved: 0.into(),
+                };
                 conn.declare(&vec![item; MAX_BATCH])
             }
         };
@@ -131,7 +132,8 @@ const ROUNDS_PER_ORPHAN: usize = 32;
 
 fn registered(message: &Message<'_>) -> u64 {
     let registered = message.head_and_items::<RegisterReplyHead, Registered>();
-    registered.map_or(0, |(_, items)| items.iter().filter(|it| it.status.is_ok()).count() as u64)
+    registered
+        .map_or(0, |(_, items)| items.iter().filter(|it| it.status.get().is_ok()).count() as u64)
 }
 
 /// A kept allocation whose owner has gone, as its heir names it.
@@ -163,7 +165,7 @@ impl Orphan {
         }
         // If the heir is refused as well, the refusals of the attacks show nothing.
         attack.tally.wrong += u64::from(!is_alive || got != 1);
-        let bytes = heir.unregister(&[self.0.handle.id()]);
+        let bytes = heir.unregister(&[self.0.handle.get().id()]);
         heir.push(&bytes, &[]);
         heir.drain_some(&mut attack.inbox, |_| {})
     }

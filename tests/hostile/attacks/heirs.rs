@@ -48,7 +48,7 @@ fn testator(attack: &mut Attack, fd: std::os::fd::BorrowedFd<'_>) {
             limit_time(30);
             let until = Instant::now() + HEIR_LIFE;
             while Instant::now() < until {
-                let bytes = conn.acquire(&[own], 100);
+                let bytes = conn.acquire(&[own.get()], 100);
                 conn.push(&bytes, &[]);
                 if attack.rng.below(4) == 0 {
                     conn.drain(&mut attack.inbox, |_| {});

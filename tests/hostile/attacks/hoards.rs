@@ -21,7 +21,7 @@ pub fn supplies(attack: &mut Attack) {
     let fd = memfd(c"supply", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
-    let Some(own) = shared.first().map(|it| it.handle.id()) else { return };
+    let Some(own) = shared.first().map(|it| it.handle.get().id()) else { return };
     attack.begin();
     while !stopped() {
         let count = 1 + attack.rng.below(MAX_BATCH);
@@ -56,7 +56,7 @@ pub fn cancels(attack: &mut Attack) {
     let fd = memfd(c"cancel", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
-    let Some(own) = shared.first().map(|it| it.handle) else { return };
+    let Some(own) = shared.first().map(|it| it.handle.get()) else { return };
     attack.begin();
     while !stopped() {
         let acquire = conn.acquire(&[own], 1000);
@@ -98,7 +98,7 @@ fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let blocks: Vec<_> = (0..blocks).map(block).collect();
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
-    let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+    let handles: Vec<_> = shared.iter().map(|it| it.handle.get()).collect();
     if handles.is_empty() {
         return;
     }
@@ -149,8 +149,8 @@ pub fn everything(attack: &mut Attack) {
                     if let Ok((_, items)) =
                         message.head_and_items::<RegisterReplyHead, Registered>()
                     {
-                        let good = items.iter().filter(|item| item.status.is_ok());
-                        handles.extend(good.map(|item| item.handle));
+                        let good = items.iter().filter(|item| item.status.get().is_ok());
+                        handles.extend(good.map(|item| item.handle.get()));
                     }
                 });
                 conns.push(conn);

@@ -97,5 +97,5 @@ fn judge(message: &Message<'_>, items: &[RegisterItem], named: &mut bool) -> u64
         Err(_) => true,
     };
     let pairs = items.iter().zip(answers);
-    pairs.filter(|(item, answer)| is_wrong(item, &answer.status)).count() as u64
+    pairs.filter(|(item, answer)| is_wrong(item, &answer.status.get())).count() as u64
 }

@@ -24,7 +24,7 @@ pub fn never(attack: &mut Attack) {
         for _ in 0..CONNECTIONS {
             let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
             let registered = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
-            let Some(own) = registered.first().map(|it| it.handle) else { continue };
+            let Some(own) = registered.first().map(|it| it.handle.get()) else { continue };
             for _ in 0..REQUESTS {
                 let bytes = conn.acquire(&[own], 1000);
                 attack.tally.tries += 1;
@@ -46,7 +46,7 @@ pub fn unread_hellos(attack: &mut Attack) {
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let blocks: Vec<_> = (0..253).map(block).collect();
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
-    let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+    let handles: Vec<_> = shared.iter().map(|it| it.handle.get()).collect();
     let mut conns = Vec::new();
     attack.begin();
     while !stopped() {
@@ -72,7 +72,7 @@ pub fn one_byte(attack: &mut Attack) {
     let fd = memfd(c"one", 4096, all_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
-    let Some(own) = shared.first().map(|it| it.handle) else { return };
+    let Some(own) = shared.first().map(|it| it.handle.get()) else { return };
     attack.begin();
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -102,7 +102,7 @@ pub fn half_closed(attack: &mut Attack) {
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
         let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
-        let Some(own) = shared.first().map(|it| it.handle) else { continue };
+        let Some(own) = shared.first().map(|it| it.handle.get()) else { continue };
         for _ in 0..8 {
             let bytes = conn.acquire(&[own], 1000);
             conn.push(&bytes, &[]);

@@ -132,7 +132,7 @@ impl Held {
         let mut conn = Conn::welcome(&attack.socket, &mut attack.inbox)?;
         let items: Vec<_> = (0..FETCHED).map(block).collect();
         let shared = conn.share(&mut attack.inbox, fd, &items);
-        let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+        let handles: Vec<_> = shared.iter().map(|it| it.handle.get()).collect();
         if handles.is_empty() {
             // It was told to end while it waited for the answer.
             return None;

@@ -36,7 +36,7 @@ pub fn big(attack: &mut Attack) {
         }
         let shared = conn.share(&mut attack.inbox, memfd.as_fd(), &[block(0)]);
         drop(memfd);
-        let ids: Vec<_> = shared.iter().map(|item| item.handle.id()).collect();
+        let ids: Vec<_> = shared.iter().map(|item| item.handle.get().id()).collect();
         let bytes = conn.unregister(&ids);
         if conn.push(&bytes, &[]) == Push::Gone || !conn.drain_some(&mut attack.inbox, |_| {}) {
             return;

@@ -51,7 +51,7 @@ pub fn share(attack: &mut Attack, fd: BorrowedFd<'_>) -> Option<(Conn, Vec<Handl
     let blocks: Vec<_> = (0..BLOCKS).map(block).collect();
     let mut conn = Conn::welcome(&attack.socket, &mut attack.inbox)?;
     let shared = conn.share(&mut attack.inbox, fd, &blocks);
-    Some((conn, shared.iter().map(|it| it.handle).collect()))
+    Some((conn, shared.iter().map(|it| it.handle.get()).collect()))
 }
 
 /// Asks for all of it once, and gives back what comes.

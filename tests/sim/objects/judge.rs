@@ -389,7 +389,7 @@ impl Model {
             Some(_) => ErrorCode::NotSealed,
             None => ErrorCode::NotFound,
         };
-        let pid = maker.unwrap_or(0).into();
+        let pid = maker.unwrap_or(0);
         Status { pid, ..Status::with_value(code, index as u64) }
     }
 
@@ -533,12 +533,9 @@ impl Model {
         let code = status.result().err().ok_or("failed with OK")?;
         match due {
             Some(Due::Failed(right, value, pid)) => {
-                let said = if code == ErrorCode::NoQuota {
-                    status.resource.into()
-                } else {
-                    status.value.get()
-                };
-                let is = (code, said, status.pid.get());
+                let said =
+                    if code == ErrorCode::NoQuota { status.resource.into() } else { status.value };
+                let is = (code, said, status.pid);
                 let asks = self.asks && (right, code) == (ErrorCode::NoQuota, ErrorCode::Again);
                 ensure!(
                     is == (right, value, pid) || asks,

@@ -401,8 +401,8 @@ impl Admin {
         let message = Message::parse(&self.buffer[..received.len])?;
         match message.kind {
             kind if kind as u16 == query as u16 + 1 && message.id == self.last_id => Ok(message),
-            Kind::Failed => match message.body_as::<Status>()?.result() {
-                Err(_) if *message.body_as::<Status>()? == Status::NO_POD => {
+            Kind::Failed => match message.status()?.result() {
+                Err(_) if message.status()? == Status::NO_POD => {
                     Err(Error::OutsidePods { path: self.path.clone() })
                 }
                 Err(code) => Err(Error::Refused(code)),

@@ -135,7 +135,7 @@ pub fn none_begins_with(prefix: &str) -> fdbroker_client::Error {
 pub fn at(error: &fdbroker_client::Error) -> Option<usize> {
     use ErrorCode::{Exists, NotFound, NotSealed, TimedOut};
     let says = matches!(error.code, Exists | NotFound | NotSealed | TimedOut);
-    error.status.filter(|_| says).and_then(|status| usize::try_from(status.value.get()).ok())
+    error.status.filter(|_| says).and_then(|status| usize::try_from(status.value).ok())
 }
 
 /// Says what came of each name; `done` says it for people. Gives the exit status.

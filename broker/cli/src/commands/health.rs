@@ -155,12 +155,12 @@ pub fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<Stri
         fdbroker_scm::recv_timeout(socket.as_fd(), &mut bytes, &mut fds, Some(left(until)));
     let length = received.map_err(|error| failed(&format!("hello is not answered: {error}")))?.len;
     let message = Message::parse(&bytes[..length]).map_err(|error| failed(&error))?;
-    let refused = |status: &Status| match status.result() {
+    let refused = |status: Status| match status.result() {
         // It serves, and waits for others.
         Err(ErrorCode::Again | ErrorCode::TimedOut) => Ok(None),
         // It serves all but this user, or nobody else.
-        Err(ErrorCode::NoQuota) => Ok(Some(failed(status))),
-        _ => Err(failed(status)),
+        Err(ErrorCode::NoQuota) => Ok(Some(failed(&status))),
+        _ => Err(failed(&status)),
     };
     match message.kind {
         Kind::HelloReply => {
@@ -168,7 +168,7 @@ pub fn greet(path: &Path, state: &NodeStatus) -> std::result::Result<Option<Stri
             let is_it = (reply.node, reply.incarnation) == (state.node, state.incarnation);
             is_it.then_some(None).ok_or_else(|| failed(&"another broker serves there"))
         }
-        Kind::Failed => message.body_as().map_err(|error| failed(&error)).and_then(refused),
+        Kind::Failed => message.status().map_err(|error| failed(&error)).and_then(refused),
         kind => Err(failed(&format!("a {kind} message is no answer to hello"))),
     }
 }

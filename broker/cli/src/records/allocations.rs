@@ -167,7 +167,7 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "GPU",
         "gpu",
         "the GPU that it is on, by UUID, as its owner claims",
-        |it| match it.facts.gpu {
+        |it| match it.facts.gpu.get() {
             gpu if gpu.is_none() => Value::None("-"),
             gpu => Value::Text(gpu.to_string().into()),
         },

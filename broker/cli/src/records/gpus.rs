@@ -28,7 +28,7 @@ impl Gpus {
 
     /// One allocation more.
     pub fn count(&mut self, record: &AllocationRecord) {
-        let gpu = record.facts.gpu;
+        let gpu = record.facts.gpu.get();
         let state = AllocationState::from_number(record.state.get());
         if gpu.is_none() || state == Some(AllocationState::Ended) {
             return;
@@ -60,7 +60,7 @@ mod tests {
 
     fn record(gpu: Gpu, size_bytes: u64, owner: u32) -> AllocationRecord {
         let mut record = AllocationRecord::new_zeroed();
-        record.facts.gpu = gpu;
+        record.facts.gpu = gpu.into();
         record.facts.size_bytes = size_bytes.into();
         record.owner_pid = owner.into();
         record.open_leases = 2.into();

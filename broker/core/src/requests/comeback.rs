@@ -251,7 +251,7 @@ impl Core {
         self.books.allocations.mark_used(id.slot, step.now);
         let granted = self.books.allocations.granted(id.slot, declared.wanted, lease);
         let value = self.books.allocations[id.slot].ended().map_or(0, |code| code as u64);
-        Ok(Granted { status: Status { value: value.into(), ..Status::OK }, ..granted })
+        Ok(Granted { status: Status { value, ..Status::OK }, ..granted })
     }
 
     /// What has become of the allocations of before a crash, when the time for their owners is

@@ -203,7 +203,7 @@ impl Core {
         if !self.books.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
             let status = Status {
-                value: u64::from(self.books.config.max_slots).into(),
+                value: u64::from(self.books.config.max_slots),
                 ..self.books.no_quota(blocked)
             };
             return Err(self.books.refused(owner, status));

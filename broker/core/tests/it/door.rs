@@ -88,7 +88,7 @@ fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_f
     let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
     let (resource, scope) = (Resource::Domains as u8, Scope::Domain as u8);
     assert_eq!(
-        (status.resource, status.scope().map_or(0, |it| it as u8), status.value.get()),
+        (status.resource, status.scope().map_or(0, |it| it as u8), status.value),
         (resource, scope, most.into())
     );
     assert!(is_welcome(&knock(&mut world, late, 3000, 0), late), "another user");
@@ -120,7 +120,7 @@ fn connect_when_users_without_clients_have_left_something_then_their_domains_kee
     let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
     let (resource, scope) = (Resource::Domains as u8, Scope::Node as u8);
     let most = u64::from(max_domains);
-    assert_eq!((status.resource, status.scope, status.value.get()), (resource, scope, most));
+    assert_eq!((status.resource, status.scope, status.value), (resource, scope, most));
 }
 
 #[test]

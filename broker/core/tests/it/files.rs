@@ -61,7 +61,7 @@ fn register_when_the_file_pins_more_than_the_cap_then_refused_by_name_whatever_s
         let status = world.register(of_file(base, 7, 1024 * MIB)).status;
         assert_eq!(status.result(), Err(ErrorCode::NoQuota));
         assert_eq!(status.resource, Resource::HeldBytes as u8);
-        assert_eq!(status.value.get(), MIB);
+        assert_eq!(status.value, MIB);
     }
     assert_eq!(world.now_of(Resource::HeldBytes), 0);
 }

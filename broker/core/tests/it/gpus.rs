@@ -53,7 +53,7 @@ fn register_when_gpus_are_claimed_by_the_thousand_then_refused_by_name_and_other
     let refused = world.register(on(gpu(most + 1), deposit(most + 1))).status;
     let (resource, scope) = (Resource::Gpus as u8, Some(Scope::Domain));
     assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
-    assert_eq!((refused.resource, refused.scope(), refused.value.get()), (resource, scope, most));
+    assert_eq!((refused.resource, refused.scope(), refused.value), (resource, scope, most));
     assert!(refused.to_string().contains("gpus"), "{refused}");
     assert!(world.register(on(gpu(1), deposit(most + 2))).status.is_ok(), "a GPU that is known");
     assert!(world.register(deposit(most + 3)).status.is_ok(), "memory of no GPU");

@@ -53,7 +53,7 @@ fn connect_when_a_pod_comes_under_many_uids_then_it_has_one_share_and_few_domain
     let late = ClientId(10 + most);
     let refused = world.step(connect(late, of(0, 1), 1));
     let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
-    assert_eq!((status.resource, status.value.get()), (Resource::Domains as u8, most.into()));
+    assert_eq!((status.resource, status.value), (Resource::Domains as u8, most.into()));
     world.client_in(late, of(0, 2));
 
     let connections = |uids: u32| {

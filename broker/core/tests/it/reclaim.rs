@@ -48,7 +48,7 @@ fn acquire_when_the_share_is_used_up_then_no_quota_names_it_and_others_keep_thei
     let request = world.acquire(USER, &[Ok(id)], 0);
     let effects = world.fx.list.clone();
     let status = answer(&world, &effects, request).expect("its deadline has passed");
-    let share = Status::no_quota(Resource::Fds, Scope::Domain, 81, status.pid.get()).of_share();
+    let share = Status::no_quota(Resource::Fds, Scope::Domain, 81, status.pid).of_share();
     assert_eq!(status, share);
     assert!(kept.iter().all(|id| world.state(*id) == AllocationState::Held), "{effects:?}");
 }

@@ -36,7 +36,7 @@ impl Server {
 
     /// A grant that is alone in its message, which says how many more its client may have.
     fn with_room(&self, client: ClientId, grant: &Granted) -> Granted {
-        let value = self.core.room_ahead(client).into();
+        let value = self.core.room_ahead(client);
         Granted { status: Status { value, ..Status::OK }, ..*grant }
     }
 

@@ -12,7 +12,7 @@ fn fetch(handles: &[Handle]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.start(Kind::Fetch, 0);
     for handle in handles {
-        writer.push(&handle.prefix);
+        writer.push(&handle.prefix.to_bytes());
     }
     writer.finish(handles.len(), 0).to_vec()
 }
@@ -34,7 +34,7 @@ fn try_socket(bench: &mut Bench, reply: &HelloReply) -> Result<Peer, ErrorCode> 
     let message = Message::parse(&bytes).unwrap();
     match message.kind {
         Kind::Joined => Ok(socket),
-        _ => Err(message.body_as::<Status>().unwrap().result().unwrap_err()),
+        _ => Err(message.status().unwrap().result().unwrap_err()),
     }
 }
 
@@ -253,7 +253,7 @@ fn fetch_when_malformed_then_the_connection_ends() {
     let mut it = fetching();
     let fd = memfd();
     let mut writer = Writer::new();
-    writer.start(Kind::Fetch, 0).push(&it.handles[0].prefix);
+    writer.start(Kind::Fetch, 0).push(&it.handles[0].prefix.to_bytes());
     it.client.send(writer.finish(1, 1), &[fd.as_fd()]);
     it.bench.rest();
     assert_eq!(it.client.failed().result(), Err(ErrorCode::Protocol));

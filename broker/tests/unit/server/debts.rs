@@ -122,7 +122,7 @@ fn connections_when_their_user_is_long_for_the_third_time_then_they_end_and_new_
     bench.until(|_| peer.has_message());
     let status = peer.failed();
     assert_eq!(status.result(), Err(ErrorCode::NotPermitted));
-    let left = status.value.get();
+    let left = status.value;
     assert!(left > 0 && left <= SHUT_OUT_TIME.as_secs(), "{left}");
     other.send(&release(1), &[]);
     bench.rest();

@@ -21,7 +21,7 @@ fn answer(socket: &Peer) -> Result<(), ErrorCode> {
         Kind::Joined => Ok(()),
         kind => {
             assert_eq!(kind, Kind::Failed);
-            message.body_as::<Status>().unwrap().result()
+            message.status().unwrap().result()
         }
     }
 }

@@ -349,7 +349,7 @@ fn connections_when_their_closes_hang_then_their_user_leaves_some_to_others() {
         bench.rest();
         let (bytes, fds) = peer.recv().unwrap();
         if fds.is_empty() {
-            return Some(*Message::parse(&bytes).unwrap().body_as::<Status>().unwrap());
+            return Some(Message::parse(&bytes).unwrap().status().unwrap());
         }
         // Nothing reads what is behind a broken message.
         peer.send(&[0], &[]);

@@ -196,8 +196,8 @@ impl Bench {
         let (bytes, _) = peer.recv().unwrap();
         let message = Message::parse(&bytes).unwrap();
         let (_, items) = message.head_and_items::<RegisterReplyHead, Registered>().unwrap();
-        assert!(items[0].status.is_ok(), "{}", items[0].status);
-        items[0].handle
+        assert!(items[0].status.get().is_ok(), "{}", items[0].status.get());
+        items[0].handle.get()
     }
 }
 
@@ -232,7 +232,7 @@ impl Peer {
         let (bytes, _) = self.recv().unwrap();
         let message = Message::parse(&bytes).unwrap();
         assert_eq!(message.kind, Kind::Failed);
-        *message.body_as::<Status>().unwrap()
+        message.status().unwrap()
     }
 }
 
@@ -262,7 +262,7 @@ fn register_as(kind: MemoryKind, fds: usize) -> Vec<u8> {
 fn acquire(id: u64, handle: &Handle, deadline_ms: u32) -> Vec<u8> {
     let head = AcquireHead { deadline_ms: deadline_ms.into(), flags: 0.into() };
     let mut writer = Writer::new();
-    writer.start(Kind::Acquire, id).push(&head).push(&handle.prefix);
+    writer.start(Kind::Acquire, id).push(&head).push(&handle.prefix.to_bytes());
     writer.finish(1, 0).to_vec()
 }
 
@@ -388,14 +388,14 @@ fn grant_when_only_some_of_it_may_be_in_flight_then_the_rest_says_again_and_cost
     let mut writer = Writer::new();
     writer.start(Kind::Acquire, 9).push(&head);
     for handle in &handles {
-        writer.push(&handle.prefix);
+        writer.push(&handle.prefix.to_bytes());
     }
     client.send(writer.finish(handles.len(), 0), &[]);
     bench.rest();
     let (bytes, fds) = client.recv().unwrap();
     let message = Message::parse(&bytes).unwrap();
     let (grants, _) = message.grants().unwrap();
-    let codes: Vec<_> = grants.iter().map(|grant| grant.status.result().err()).collect();
+    let codes: Vec<_> = grants.iter().map(|grant| grant.status.get().result().err()).collect();
     let again = Some(ErrorCode::Again);
     assert_eq!(codes, [None, None, again, again]);
     assert_eq!(fds.len(), 2);
@@ -491,7 +491,10 @@ fn event_when_its_socket_is_full_then_kept_and_sent_in_the_end() {
         let mut writer = Writer::new();
         let (slot, generation) = (handle.prefix.slot, handle.prefix.generation);
         writer.start(Kind::Unregister, 3);
-        writer.push(&fdbroker_protocol::message::AllocationItem { slot, generation });
+        writer.push(&fdbroker_protocol::message::AllocationItem {
+            slot: slot.into(),
+            generation: generation.into(),
+        });
         owner.send(writer.finish(1, 0), &[]);
         bench.rest();
         assert_eq!(owner.count(), 1);

@@ -1,7 +1,7 @@
 //! What a broker tells an administrator who watches: one record for each thing that happened.
 //! Layouts only: must never hold IO or state.
 
-use crate::error::Status;
+use crate::error::StatusItem;
 use crate::limits::NAME_BYTES;
 use crate::table::wire_enum;
 use zerocopy::{
@@ -72,7 +72,7 @@ pub struct EventRecord {
     /// For [`EventKind::Lost`]: how many events are missing; else 0.
     pub lost: U64,
     /// The reason of an end or a refusal.
-    pub status: Status,
+    pub status: StatusItem,
     /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
     /// Number of the listener that the client connected to, from 0, as they are listed; with the

@@ -5,7 +5,8 @@ use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, GrantItem, Header, LeaseItem, RegisterHead, RegisterItem,
 };
 use fdbroker_protocol::{
-    DecodeError, HandlePrefix, Kind, MAX_BATCH, Message, PROTOCOL_VERSION, Status, Writer,
+    AllocationId, DecodeError, HandlePrefix, HandlePrefixItem, Kind, MAX_BATCH, Message,
+    PROTOCOL_VERSION, Status, Writer,
 };
 use proptest::prelude::*;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -28,11 +29,12 @@ fn parse_when_written_by_the_writer_then_all_comes_back() {
     writer.start(Kind::Acquire, 7);
     writer.push(&AcquireHead { deadline_ms: U32::new(250), flags: U32::ZERO });
     for slot in 0..3 {
-        writer.push(&HandlePrefix { slot: U32::new(slot), ..HandlePrefix::new_zeroed() });
+        let id = AllocationId { slot, generation: 1 };
+        writer.push(&HandlePrefix::unsealed(id).to_bytes());
     }
     let message = Message::parse(writer.finish(3, 0)).expect("whole");
     assert_eq!((message.kind, message.id, message.count), (Kind::Acquire, 7, 3));
-    let (head, items) = message.head_and_items::<AcquireHead, HandlePrefix>().expect("whole");
+    let (head, items) = message.head_and_items::<AcquireHead, HandlePrefixItem>().expect("whole");
     assert_eq!(head.deadline_ms.get(), 250);
     assert_eq!(items.iter().map(|item| item.slot.get()).collect::<Vec<_>>(), [0, 1, 2]);
 }
@@ -102,7 +104,7 @@ fn failed_when_written_then_carries_its_status() {
     let mut writer = Writer::new();
     let status = Status::with_value(fdbroker_protocol::ErrorCode::Protocol, 1);
     let message = Message::parse(writer.failed(3, status)).expect("whole");
-    assert_eq!(message.body_as::<Status>().expect("whole"), &status);
+    assert_eq!(message.status().expect("whole"), status);
 }
 
 proptest! {
@@ -126,7 +128,7 @@ fn read_every_way(bytes: &[u8]) {
     let Ok(message) = Message::parse(bytes) else { return };
     let _ = message.items::<AllocationItem>();
     let _ = message.head_and_items::<RegisterHead, RegisterItem>();
-    let _ = message.body_as::<Status>();
+    let _ = message.status();
     if let Ok((items, blocks)) = message.grants() {
         assert!(items.len() == message.count && blocks.len() <= items.len());
     }

@@ -188,7 +188,11 @@ impl Leases {
                 flags |= declare_flags::OBJECT;
                 HandlePrefix::unsealed(held.id)
             });
-            declaring.items.push(DeclareItem { handle, flags: flags.into(), reserved: 0.into() });
+            declaring.items.push(DeclareItem {
+                handle: handle.into(),
+                flags: flags.into(),
+                reserved: 0.into(),
+            });
             declaring.keys.push(key);
         }
         declaring

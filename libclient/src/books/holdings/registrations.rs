@@ -244,7 +244,7 @@ impl Registrations {
             let Entry { deposit, handle, token, .. } = *named;
             let mut item = deposit.to_item();
             item.flags |= if has_ended { register_flags::ENDED } else { 0 };
-            naming.items.push(RedepositItem { item, handle, token });
+            naming.items.push(RedepositItem { item, handle: handle.into(), token });
             naming.ids.push((id, has_ended));
         }
         naming

@@ -177,7 +177,7 @@ impl Table {
         if let Some(word) = self.validate(row.entry(), tag, handle.id(), access) {
             // Only now: what was read before the state could be of an incarnation before this one.
             let found = pinned(row, Pin::new(number, stripe, word.incarnation()));
-            if handle.offset_bytes.get() < found.len as u64 {
+            if handle.offset_bytes < found.len as u64 {
                 row.entry().refer(word);
                 self.hits.add(seat);
                 return Some(found);

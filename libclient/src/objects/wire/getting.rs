@@ -79,20 +79,20 @@ impl Names {
     pub(super) fn named(&self, error: Error) -> Error {
         use ErrorCode::{NotFound, NotSealed, TimedOut};
         let Some(status) = error.status else { return error };
-        if error.code == ErrorCode::Again && status.value.get() > 0 {
+        if error.code == ErrorCode::Again && status.value > 0 {
             let most = status.value;
             return error.because(format!(
                 "the names are in more than {most} groups, as many as one answer may have fds now; get fewer at a time"
             ));
         }
-        let index = usize::try_from(status.value.get()).ok();
+        let index = usize::try_from(status.value).ok();
         let name = index.and_then(|index| self.0.get(index));
         let Some(name) = name.filter(|_| matches!(error.code, NotFound | NotSealed | TimedOut))
         else {
             return error;
         };
         let error = Error { context: format!("get {name}"), ..error };
-        match (error.code, status.pid.get()) {
+        match (error.code, status.pid) {
             (NotSealed, pid) => error.because(format!(
                 "pid {pid} is making it; wait for it with a deadline"
             )),

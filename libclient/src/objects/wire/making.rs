@@ -82,7 +82,7 @@ impl<'a> Items<'a> {
 
     /// Names the object whose index the broker has said.
     pub(super) fn named(&self, error: Error, begin: usize) -> Error {
-        let index = error.status.map_or(0, |status| status.value.get());
+        let index = error.status.map_or(0, |status| status.value);
         let at = usize::try_from(index).ok().and_then(|index| self.objects.get(begin + index));
         match (error.code, at) {
             (ErrorCode::Exists, Some(object)) => {
@@ -219,9 +219,9 @@ fn add_some(
 }
 
 pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
-    let statuses = reply.message.items::<Status>()?;
+    let mut statuses = reply.message.statuses()?;
     check_count(Kind::ObjectReply, statuses.len(), 1)?;
-    Ok(statuses[0])
+    statuses.next().ok_or(DecodeError::Unexpected(Kind::ObjectReply))
 }
 
 pub(super) fn to_result(status: Status, context: impl Into<String>) -> Result<(), Error> {

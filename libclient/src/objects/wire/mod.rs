@@ -80,7 +80,7 @@ mod tests {
     fn named_when_a_get_has_waited_then_it_says_for_what() {
         let names = Names::for_get(&["a", "b"]).unwrap();
         let said = |code, pid: u32| {
-            let status = Status { pid: pid.into(), ..Status::with_value(code, 1) };
+            let status = Status { pid, ..Status::with_value(code, 1) };
             names.named(Error::from_status(status, "get")).to_string()
         };
         let unknown = said(ErrorCode::TimedOut, 0);

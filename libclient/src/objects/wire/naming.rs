@@ -91,9 +91,9 @@ impl<H: Fn(&mut Writer), W: Fn(&mut Writer, usize)> Each<'_, H, W> {
         };
         let call = Call::new(self.what, self.kind, Kind::ObjectReply, deadline);
         connection.call(call, &[], write, |reply| {
-            let statuses = reply.message.items::<Status>()?;
+            let statuses = reply.message.statuses()?;
             check_count(Kind::ObjectReply, statuses.len(), asked.len())?;
-            Ok(statuses.to_vec())
+            Ok(statuses.collect())
         })
     }
 }

@@ -268,7 +268,7 @@ fn answer(peer: &Peer, script: &mut Script, request: u64, ids: &[AllocationId]) 
         let awaits = |(slot, lease)| slot == id.slot && script.log.leases.contains_key(&lease);
         let full = script.awaited.is_some_and(awaits).then_some(ErrorCode::NoQuota);
         match script.refused.get(&id.slot).copied().or(full) {
-            Some(code) => item.status = Status::error(code),
+            Some(code) => item.status = Status::error(code).into(),
             None => {
                 script.log.next_lease += 1;
                 let lease = script.log.next_lease;
@@ -292,7 +292,7 @@ fn declare(peer: &Peer, script: &mut Script, request: u64, wanted: &[(Allocation
     for (id, _) in wanted {
         let mut item = no_grant();
         match script.refused.get(&id.slot) {
-            Some(code) => item.status = Status::error(*code),
+            Some(code) => item.status = Status::error(*code).into(),
             None => {
                 script.log.next_lease += 1;
                 let lease = script.log.next_lease;

@@ -46,8 +46,8 @@ fn hit_when_only_the_hints_of_the_handle_differ_then_still_a_hit() {
     let rig = rig(unbounded());
     rig.touch(5);
     let mut hinted = handle(5);
-    hinted.size_bytes = 1.into();
-    hinted.owner_allocation_id = 12345.into();
+    hinted.size_bytes = 1;
+    hinted.owner_allocation_id = 12345;
     assert!(rig.cache.hit(&hinted, Access::Read).is_some());
 }
 

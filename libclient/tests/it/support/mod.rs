@@ -11,7 +11,7 @@ use fdbroker_protocol::page::{
     LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, HandlePrefix, Kind, Message, NodeKey, Status, Writer,
+    AllocationId, ErrorCode, Facts, HandlePrefixItem, Kind, Message, NodeKey, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -232,8 +232,8 @@ impl Received {
     pub fn acquire(&self) -> (u32, Vec<AllocationId>) {
         assert_eq!(self.kind, Kind::Acquire);
         self.message(|message| {
-            let (head, items) = message.head_and_items::<AcquireHead, HandlePrefix>().unwrap();
-            (head.deadline_ms.get(), items.iter().map(HandlePrefix::id).collect())
+            let (head, items) = message.head_and_items::<AcquireHead, HandlePrefixItem>().unwrap();
+            (head.deadline_ms.get(), items.iter().map(|item| item.get().id()).collect())
         })
     }
 
@@ -255,7 +255,8 @@ impl Received {
     /// The allocations of the declared leases, and whether their fds are open.
     pub fn declare(&self) -> Vec<(AllocationId, bool)> {
         assert_eq!(self.kind, Kind::Declare);
-        let read = |item: &DeclareItem| (item.handle.id(), item.flags.get() == declare_flags::OPEN);
+        let read =
+            |item: &DeclareItem| (item.handle.get().id(), item.flags.get() == declare_flags::OPEN);
         self.message(|message| message.items().unwrap().iter().map(read).collect())
     }
 
@@ -367,11 +368,11 @@ impl Peer {
             };
             match answer {
                 Answer::Grant(..) => unreachable!("of a kind"),
-                Answer::Refuse(code) => item.status = Status::error(code),
+                Answer::Refuse(code) => item.status = Status::error(code).into(),
                 Answer::GrantOf(kind, fd, size) => {
                     let lease = self.next_lease;
                     self.next_lease += 1;
-                    item.status = Status::OK;
+                    item.status = Status::OK.into();
                     item.lease = lease.into();
                     item.slot = (lease as u32).into();
                     item.generation = 1.into();
@@ -397,7 +398,11 @@ impl Peer {
             .push(&RegisterReplyHead { deposit_credits: credits.into(), reserved: [0.into(); 3] });
         for slot in first_slot..first_slot + request.count as u32 {
             let handle = handle(slot);
-            writer.push(&Registered { status: Status::OK, handle, token: [9; 16] });
+            writer.push(&Registered {
+                status: Status::OK.into(),
+                handle: handle.into(),
+                token: [9; 16],
+            });
             self.page.set(handle.id());
         }
         self.send(writer.finish(request.count, 0), &[]);
@@ -414,15 +419,19 @@ impl Peer {
             match code {
                 Ok(()) => {
                     if item.item.flags & register_flags::ENDED == 0 {
-                        self.page.set(item.handle.id());
+                        self.page.set(item.handle.get().id());
                     }
                     let (handle, token) = (item.handle, item.token);
-                    writer.push(&Registered { status: Status::OK, handle, token });
+                    writer.push(&Registered { status: Status::OK.into(), handle, token });
                 }
                 Err(code) => {
                     let handle = Handle::from_bytes([0; 64]);
                     let status = Status::error(*code);
-                    writer.push(&Registered { status, handle, token: [0; 16] });
+                    writer.push(&Registered {
+                        status: status.into(),
+                        handle: handle.into(),
+                        token: [0; 16],
+                    });
                 }
             }
         }
@@ -446,7 +455,7 @@ impl Peer {
                     (item.slot, item.generation) = (id.slot.into(), id.generation.into());
                     self.next_lease += 1;
                 }
-                Err(code) => item.status = Status::error(*code),
+                Err(code) => item.status = Status::error(*code).into(),
             }
             writer.push(&item);
         }
@@ -458,9 +467,9 @@ impl Peer {
         let mut writer = Writer::new();
         writer.start(Kind::UnregisterReply, request.id);
         let mut status = Status::OK;
-        status.value = u64::from(drained).into();
+        status.value = drained.into();
         for _ in 0..request.count {
-            writer.push(&status);
+            writer.push(&status.to_bytes());
         }
         self.send(writer.finish(request.count, 0), &[]);
     }
@@ -487,7 +496,7 @@ impl Peer {
 pub fn no_grant() -> GrantItem {
     GrantItem {
         facts: Facts::NONE.into(),
-        status: Status::OK,
+        status: Status::OK.into(),
         lease: 0.into(),
         slot: 0.into(),
         generation: 0.into(),

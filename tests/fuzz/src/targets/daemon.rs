@@ -207,7 +207,8 @@ impl Bench {
                 writer.start(Kind::Acquire, id).push(&AcquireHead { deadline_ms, flags: 0.into() });
                 for _ in 0..count {
                     let handle = bytes.one_of(&self.handles);
-                    writer.push(&handle.map_or(NO_HANDLE, |handle| handle.prefix));
+                    let handle = handle.map_or(NO_HANDLE, |handle| handle.prefix);
+                    writer.push(&handle.to_bytes());
                 }
             }
             5 => {
@@ -223,7 +224,8 @@ impl Bench {
                 for _ in 0..count {
                     let handle = bytes.one_of(&self.handles).map(|handle| handle.prefix);
                     let HandlePrefix { slot, generation, .. } = handle.unwrap_or(NO_HANDLE);
-                    writer.push(&AllocationItem { slot, generation });
+                    writer
+                        .push(&AllocationItem { slot: slot.into(), generation: generation.into() });
                 }
             }
             7 => {
@@ -235,7 +237,7 @@ impl Bench {
                     let token = self.tokens.get(usize::from(index)).copied();
                     writer.push(&RedepositItem {
                         item: register_item(bytes),
-                        handle: handle.unwrap_or(Handle::from_bytes([0; 64])),
+                        handle: handle.unwrap_or(Handle::from_bytes([0; 64])).into(),
                         token: token.unwrap_or_default(),
                     });
                 }
@@ -246,12 +248,11 @@ impl Bench {
                     let handle = bytes.one_of(&self.handles);
                     let flags = u32::from(bytes.u8() & 1).into();
                     let handle = handle.map_or(NO_HANDLE, |handle| handle.prefix);
-                    writer.push(&DeclareItem { handle, flags, reserved: 0.into() });
+                    writer.push(&DeclareItem { handle: handle.into(), flags, reserved: 0.into() });
                 }
             }
             9 => {
-                let number =
-                    bytes.one_of(&self.handles).map_or(0, |handle| handle.virtual_fd.get());
+                let number = bytes.one_of(&self.handles).map_or(0, |handle| handle.virtual_fd);
                 let virtual_fd = if bytes.bool() { number } else { number ^ 1 };
                 let neighbours = u32::from(bytes.u8()).into();
                 writer
@@ -276,7 +277,8 @@ impl Bench {
             12 => {
                 writer.start(Kind::Fetch, 0);
                 for _ in 0..count {
-                    writer.push(&bytes.one_of(&self.handles).map_or(NO_HANDLE, |it| it.prefix));
+                    let handle = bytes.one_of(&self.handles).map_or(NO_HANDLE, |it| it.prefix);
+                    writer.push(&handle.to_bytes());
                 }
             }
             _ => {
@@ -349,14 +351,14 @@ impl Bench {
                     let (_, items) = message
                         .head_and_items::<RegisterReplyHead, Registered>()
                         .expect("the broker's own messages are whole");
-                    for item in items.iter().filter(|item| item.status.is_ok()) {
-                        self.handles.push(item.handle);
+                    for item in items.iter().filter(|item| item.status.get().is_ok()) {
+                        self.handles.push(item.handle.get());
                         self.tokens.push(item.token);
                     }
                 }
                 Kind::Granted => {
                     let (items, _) = message.grants().expect("its own messages are whole");
-                    let granted = items.iter().filter(|item| item.status.is_ok());
+                    let granted = items.iter().filter(|item| item.status.get().is_ok());
                     self.leases.extend(granted.map(|item| item.lease.get()));
                 }
                 _ => {}
@@ -418,11 +420,11 @@ const NO_HANDLE: HandlePrefix = HandlePrefix {
     magic: [0; 4],
     version: 0,
     kind: 0,
-    flags: zerocopy::little_endian::U16::ZERO,
-    node: zerocopy::little_endian::U64::ZERO,
-    slot: zerocopy::little_endian::U32::ZERO,
-    generation: zerocopy::little_endian::U32::ZERO,
-    mac: zerocopy::little_endian::U64::ZERO,
+    flags: 0,
+    node: 0,
+    slot: 0,
+    generation: 0,
+    mac: 0,
 };
 
 fn hello() -> Hello {

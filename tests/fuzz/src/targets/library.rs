@@ -309,7 +309,7 @@ fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, u
             for _ in 0..count {
                 let mut item = Registered::new_zeroed();
                 item.status.code = u16::from(bytes.u8() & 31).into();
-                item.handle = handle(bytes.u8());
+                item.handle = handle(bytes.u8()).into();
                 writer.push(&item);
             }
         }
@@ -319,9 +319,9 @@ fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, u
             writer.start(reply, id);
             for _ in 0..count {
                 let mut status = Status::OK;
-                status.code = u16::from(bytes.u8() & 31).into();
-                status.value = u64::from(bytes.u8()).into();
-                writer.push(&status);
+                status.code = (bytes.u8() & 31).into();
+                status.value = bytes.u8().into();
+                writer.push(&status.to_bytes());
             }
         }
     }

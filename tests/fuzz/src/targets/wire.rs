@@ -10,7 +10,8 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::object::*;
 use fdbroker_protocol::{
-    DecodeError, Handle, HandlePrefix, Kind, MAX_BATCH, Message, Named, NamedItems, Status, Writer,
+    DecodeError, HandleItem, HandlePrefixItem, Kind, MAX_BATCH, Message, Named, NamedItems,
+    StatusItem, Writer,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -27,8 +28,8 @@ pub fn run(data: &[u8]) {
     visit(message.kind, &mut parts);
     // A peer may take the message for one of another kind.
     parts.body::<Hello>();
-    parts.body::<Status>();
-    parts.items::<Handle>();
+    parts.body::<StatusItem>();
+    parts.items::<HandleItem>();
     parts.head_and_items::<RegisterHead, RegisterItem>();
     parts.grants();
     parts.head_and_named::<ObjectCreateHead, ObjectItem>();
@@ -67,11 +68,11 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::Cancel | Kind::Complete | Kind::Settle | Kind::Settled | Kind::Joined => {
             bodies.empty()
         }
-        Kind::Fetch => bodies.items::<HandlePrefix>(),
+        Kind::Fetch => bodies.items::<HandlePrefixItem>(),
         Kind::Hello => bodies.body::<Hello>(),
         Kind::HelloReply => bodies.body::<HelloReply>(),
         Kind::Join => bodies.body::<Join>(),
-        Kind::Failed => bodies.body::<Status>(),
+        Kind::Failed => bodies.body::<StatusItem>(),
         Kind::GoingAway => bodies.body::<GoingAway>(),
         Kind::AdminStatus
         | Kind::AdminAllocations
@@ -95,11 +96,11 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
             bodies.body::<Act>();
         }
         Kind::Unregister => bodies.items::<AllocationItem>(),
-        Kind::UnregisterReply | Kind::LeaseReply => bodies.items::<Status>(),
+        Kind::UnregisterReply | Kind::LeaseReply => bodies.items::<StatusItem>(),
         Kind::Mapped | Kind::Release | Kind::Reclaim => bodies.items::<LeaseItem>(),
         Kind::Declare => bodies.items::<DeclareItem>(),
         Kind::Resolve => bodies.body::<Resolve>(),
-        Kind::Resolved => bodies.items::<Handle>(),
+        Kind::Resolved => bodies.items::<HandleItem>(),
         Kind::Recall => bodies.items::<RecallItem>(),
         Kind::Supply => bodies.items::<SupplyItem>(),
         Kind::Revoked => bodies.items::<RevokedItem>(),
@@ -109,7 +110,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::Register => bodies.head_and_items::<RegisterHead, RegisterItem>(),
         Kind::RegisterReply => bodies.head_and_items::<RegisterReplyHead, Registered>(),
         Kind::Redeposit => bodies.head_and_items::<RegisterHead, RedepositItem>(),
-        Kind::Acquire => bodies.head_and_items::<AcquireHead, HandlePrefix>(),
+        Kind::Acquire => bodies.head_and_items::<AcquireHead, HandlePrefixItem>(),
         Kind::AdminAllocationsReply => bodies.head_and_items::<Page, AllocationRecord>(),
         Kind::AdminLeasesReply => bodies.head_and_items::<Page, LeaseRecord>(),
         Kind::AdminClientsReply => bodies.head_and_items::<Page, ClientRecord>(),
@@ -125,7 +126,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::ObjectCreate => bodies.head_and_named::<ObjectCreateHead, ObjectItem>(),
         Kind::ObjectCreated => bodies.body::<ObjectCreated>(),
         Kind::ObjectAdd => bodies.head_and_named::<ObjectGroup, ObjectItem>(),
-        Kind::ObjectReply => bodies.items::<Status>(),
+        Kind::ObjectReply => bodies.items::<StatusItem>(),
         Kind::ObjectSeal | Kind::ObjectAbort => bodies.body::<ObjectGroup>(),
         Kind::ObjectSealed => bodies.body::<ObjectSealed>(),
         Kind::ObjectGet => bodies.head_and_named::<ObjectGetHead, ObjectName>(),
@@ -179,7 +180,7 @@ impl Bodies for Parts<'_> {
         self.check(self.0.grants(), |writer, (items, blocks)| {
             let with_data = items.iter().filter(|item| item.driver_data_len != 0).count();
             assert_eq!((items.len(), blocks.len()), (self.0.count, with_data));
-            items.iter().for_each(|item| drop(item.status.to_string()));
+            items.iter().for_each(|item| drop(item.status.get().to_string()));
             writer.push(items).push(blocks);
         });
     }
@@ -227,7 +228,7 @@ fn push_named<T: Layout + Named>(writer: &mut Writer, items: NamedItems<'_, T>, 
 
 /// Any items of 16 bytes can be read as statuses: each says something, whatever is in it.
 fn check_statuses(message: &Message<'_>) {
-    for status in message.items::<Status>().unwrap_or_default() {
+    for status in message.statuses().into_iter().flatten() {
         assert_eq!(status.is_ok(), status.result().is_ok());
         drop(status.to_string());
     }

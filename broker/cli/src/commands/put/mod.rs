@@ -143,7 +143,7 @@ fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool, ends_with
 fn explained(mut error: fdbroker_client::Error, names: &[String]) -> fdbroker_client::Error {
     let only = names.first().filter(|_| names.len() == 1);
     let of_one = at(&error).and_then(|index| names.get(index)).or(only);
-    let value = error.status.map(|status| status.value.get());
+    let value = error.status.map(|status| status.value);
     match (error.code, of_one, value) {
         (ErrorCode::Exists, Some(name), _) => {
             error.context = printable(name);

@@ -35,7 +35,7 @@ impl EventView {
         let (slot, generation) = (record.slot.get(), record.generation.get());
         let is_allocation = slot != u32::MAX;
         let status = &record.status;
-        let is_quota = status.result() == Err(ErrorCode::NoQuota);
+        let is_quota = status.get().result() == Err(ErrorCode::NoQuota);
         EventView {
             time_us: record.unix_us.get(),
             event: kind_of(record).map_or("unknown", EventKind::name),
@@ -45,10 +45,10 @@ impl EventView {
             client: Some(record.client.get()).filter(|_| is_client),
             allocation: is_allocation.then(|| AllocationId { slot, generation }.to_string()),
             size_bytes: is_allocation.then(|| record.size_bytes.get()),
-            error: status.result().err().map(ErrorCode::name),
+            error: status.get().result().err().map(ErrorCode::name),
             resource: Resource::from_number(status.resource).map(Resource::name),
-            scope: status.scope().map(Scope::name),
-            cap: status.cap().filter(|_| is_quota),
+            scope: status.get().scope().map(Scope::name),
+            cap: status.get().cap().filter(|_| is_quota),
             largest_pid: Some(status.pid.get()).filter(|pid| *pid != 0),
             lost: Some(record.lost.get()).filter(|lost| *lost != 0),
         }
@@ -89,7 +89,7 @@ impl EventView {
 
 /// The event as a line of text, without a line end.
 pub fn line(record: &EventRecord) -> String {
-    EventView::new(record).line(&record.status)
+    EventView::new(record).line(&record.status.get())
 }
 
 /// The same with the date before it: the event may be of another day.
@@ -118,7 +118,7 @@ pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String
     let many = |_| format!("{} times", commas(count));
     view.allocation = view.allocation.map(many);
     view.size_bytes = view.size_bytes.map(|_| size_bytes);
-    view.line(&latest.status)
+    view.line(&latest.status.get())
 }
 
 /// A sentence about a new connection.

@@ -47,7 +47,7 @@ fn line_when_of_the_node_then_no_blanks_at_its_end() {
 #[test]
 fn line_when_refused_then_the_cap_and_its_largest_holder() {
     let mut record = of_client(EventKind::Refusal);
-    record.status = Status::no_quota(Resource::Fds, Scope::Node, 64, 99);
+    record.status = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).into();
     let line = line(&record);
     assert!(line.contains("the node cap fds = 64 is full, most of it held by pid 99"), "{line}");
     let json = serde_json::to_value(EventView::new(&record)).expect("plain data");
@@ -59,7 +59,7 @@ fn line_when_refused_then_the_cap_and_its_largest_holder() {
 fn line_when_a_connection_is_refused_then_its_process_and_user_and_no_client() {
     let mut record = record(EventKind::Refusal);
     (record.pid, record.uid) = (77.into(), 1000.into());
-    record.status = Status::no_quota(Resource::Connections, Scope::Node, 4, 0);
+    record.status = Status::no_quota(Resource::Connections, Scope::Node, 4, 0).into();
     let line = line(&record);
     assert!(line.contains("refusal    pid 77 of uid 1000  NO_QUOTA: the node cap conn"), "{line}");
     let json = serde_json::to_value(EventView::new(&record)).expect("plain data");

@@ -38,7 +38,7 @@ pub fn id(handle: &Handle, admin: &mut Admin) -> Result<AllocationId> {
 }
 
 fn check(handle: &Handle, node: u64, key: Option<NodeKey>) -> Result<AllocationId> {
-    let is_of_node = handle.prefix.node.get() == node;
+    let is_of_node = handle.prefix.node == node;
     let opened = match key {
         Some(key) => key.open(node, &handle.prefix),
         None if is_of_node => Ok(handle.id()),

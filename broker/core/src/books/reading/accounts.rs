@@ -91,13 +91,13 @@ impl Books {
         };
         match largest {
             (held, _) if of_nobody > held => full.of_no_process(),
-            (_, pid) => Status { pid: pid.into(), ..full },
+            (_, pid) => Status { pid, ..full },
         }
     }
 
     /// A NO_QUOTA as a client is told it: pids of its own domain's processes alone.
     pub(crate) fn as_told(&self, client: u32, status: Status) -> Status {
-        let pid = status.pid.get();
+        let pid = status.pid;
         let own = self.clients.find(client).map(|client| client.domain);
         let is_own = |client: &Client| client.pid == pid && Some(client.domain) == own;
         let is_cap = status.result() == Err(ErrorCode::NoQuota) && pid != 0;

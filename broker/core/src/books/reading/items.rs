@@ -72,7 +72,7 @@ impl Books {
         let owner = self.allocations.find(id).and_then(|it| self.clients.find(it.owner));
         let asker = self.clients.find(client.0).map(|asker| asker.domain);
         let pid = owner.filter(|owner| Some(owner.domain) == asker).map_or(0, |owner| owner.pid);
-        Status { pid: pid.into(), ..status }
+        Status { pid, ..status }
     }
 
     /// Whether an item of a parked request needs waiting for no more.

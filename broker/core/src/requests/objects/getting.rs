@@ -87,7 +87,7 @@ impl Core {
             }
             None => (ErrorCode::NotFound, 0),
         };
-        Status { pid: pid.into(), ..Status::with_value(code, index as u64) }
+        Status { pid, ..Status::with_value(code, index as u64) }
     }
 
     /// Why a request that waits for this is given up.

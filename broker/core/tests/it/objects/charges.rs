@@ -20,7 +20,7 @@ fn seal_when_a_kept_group_has_grown_above_the_cap_then_no_quota_until_it_fits() 
     world.step(Input::Measured { files: &[(slot, 3 * SIZE)] });
     let full = Status::no_quota(Resource::HeldBytes, Scope::Domain, 2 * SIZE, 0);
     let refused = world.seal(OWNER, group).expect_err("it pins more than may be held");
-    assert_eq!(Status { pid: 0.into(), ..refused }, full);
+    assert_eq!(Status { pid: 0, ..refused }, full);
     assert_eq!(world.now_of(Resource::KeptBytes), 0);
     world.step(Input::Measured { files: &[(slot, 2 * SIZE)] });
     world.seal(OWNER, group).expect("it fits");
@@ -70,7 +70,7 @@ fn refusal_when_kept_objects_hold_most_then_no_process_is_named_for_it() {
         world.seal(OWNER, group).expect("sealed");
     }
     let refused = world.credit_refusal(OWNER);
-    assert_eq!((refused.resource, refused.pid.get()), (Resource::Fds as u8, 0), "{refused}");
+    assert_eq!((refused.resource, refused.pid), (Resource::Fds as u8, 0), "{refused}");
     assert!(refused.to_string().contains("held by named objects"), "{refused}");
 }
 
@@ -84,10 +84,10 @@ fn refusal_when_another_user_holds_most_then_its_pid_is_not_told() {
         world.register(Deposit { recallable: false, ..deposit(base) });
     }
     let refused = world.credit_refusal(stranger);
-    assert_eq!(refused.pid.get(), 0);
+    assert_eq!(refused.pid, 0);
     assert!(refused.to_string().contains("most of it held by another user"), "{refused}");
     let to_its_own = world.credit_refusal(USER);
-    assert_eq!(to_its_own.pid.get(), 4000, "{to_its_own}");
+    assert_eq!(to_its_own.pid, 4000, "{to_its_own}");
 }
 
 impl World {

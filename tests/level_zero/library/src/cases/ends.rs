@@ -91,10 +91,10 @@ pub fn dropped(node: &Node, rank: &mut Rank) -> Outcome {
 pub fn another_node(node: &Node, rank: &mut Rank) -> Outcome {
     let handle = rank.own(BYTES, 1, SALT)?[0];
     let mut elsewhere = handle;
-    elsewhere.prefix.node = (handle.prefix.node.get() ^ 1).into();
+    elsewhere.prefix.node = handle.prefix.node ^ 1;
     // A handle that this node could have given before a reboot.
     let mut earlier = handle;
-    earlier.prefix.node = node_id("00000000-0000-4000-8000-000000000000").into();
+    earlier.prefix.node = node_id("00000000-0000-4000-8000-000000000000");
     let mut peer = Peer::start(&node.socket(), None)?;
     peer.refuses("import", &[elsewhere], ErrorCode::WrongNode)?;
     peer.refuses("import", &[earlier], ErrorCode::WrongNode)?;

@@ -31,7 +31,7 @@ pub fn interior(node: &Node, rank: &mut Rank) -> Outcome {
     let inside = rank.export(rank.pointers[0].wrapping_byte_add(5000))?;
 
     same("the allocation", inside.id(), whole.id())?;
-    same("its offset", inside.offset_bytes.get(), 5000)?;
+    same("its offset", inside.offset_bytes, 5000)?;
     same("allocations", node.count("/allocations/now")?, 1)?;
     // An allocation that is first exported by an address inside is the same allocation, too.
     let other = rank.gpu.allocate(BYTES, false)?;

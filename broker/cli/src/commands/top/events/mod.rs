@@ -90,7 +90,7 @@ impl Event {
             return false;
         };
         // They must be about memory, of the same client, and have the same outcome.
-        let key = |it: &EventRecord| (it.kind, it.client, it.pid, it.status.result());
+        let key = |it: &EventRecord| (it.kind, it.client, it.pid, it.status.get().result());
         let is_of_memory = |it: &EventRecord| it.slot.get() != u32::MAX;
         if key(latest) != key(new) || !is_of_memory(latest) || !is_of_memory(new) {
             return false;
