@@ -65,6 +65,7 @@ impl std::fmt::Debug for DriverData {
 
 /// What the broker says of an allocation granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AllocationInfo {
     /// Which it is, for [`crate::Client::is_current`].
     pub id: AllocationId,
@@ -76,6 +77,7 @@ pub struct AllocationInfo {
 
 /// An allocation to register; its fd travels beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Deposit {
     /// What it is. Its size is more than 0.
     pub facts: Facts,
@@ -102,6 +104,48 @@ impl Deposit {
     /// address.
     pub fn new(kind: MemoryKind, size_bytes: u64) -> Self {
         Facts::new(kind, size_bytes).into()
+    }
+
+    /// With other [`Deposit::facts`](field@Deposit::facts).
+    #[must_use]
+    pub fn facts(self, facts: Facts) -> Self {
+        Deposit { facts, ..self }
+    }
+
+    /// With another [`Deposit::base`](field@Deposit::base).
+    #[must_use]
+    pub fn base(self, base: u64) -> Self {
+        Deposit { base, ..self }
+    }
+
+    /// With another [`Deposit::driver_data`](field@Deposit::driver_data).
+    #[must_use]
+    pub fn driver_data(self, driver_data: DriverData) -> Self {
+        Deposit { driver_data, ..self }
+    }
+
+    /// With another [`Deposit::recallable`](field@Deposit::recallable).
+    #[must_use]
+    pub fn recallable(self, recallable: bool) -> Self {
+        Deposit { recallable, ..self }
+    }
+
+    /// With another [`Deposit::keep`](field@Deposit::keep).
+    #[must_use]
+    pub fn keep(self, keep: bool) -> Self {
+        Deposit { keep, ..self }
+    }
+
+    /// With another [`Deposit::virtual_fd`](field@Deposit::virtual_fd).
+    #[must_use]
+    pub fn virtual_fd(self, virtual_fd: bool) -> Self {
+        Deposit { virtual_fd, ..self }
+    }
+
+    /// With another [`Deposit::share`](field@Deposit::share).
+    #[must_use]
+    pub fn share(self, share: Share) -> Self {
+        Deposit { share, ..self }
     }
 
     /// Whether it is the same allocation of its owner.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn at_most(max_entries: usize) -> CacheSettings {
-    CacheSettings { max_entries, ..CacheSettings::default() }
+    CacheSettings::default().max_entries(max_entries)
 }
 
 fn bytes_of(import: &CachedImport<'_>) -> Vec<u8> {

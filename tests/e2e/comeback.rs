@@ -394,7 +394,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
     let owner = Owner::of(&broker, "owner", 2);
     let exports = Exports::new(&owner.client);
     let third = owner.blocks.deposit(0);
-    let third = fdbroker_client::Deposit { facts: Facts { device: 7, ..third.facts }, ..third };
+    let third = third.facts(Facts { device: 7, ..third.facts });
     let replaced =
         exports.register(&third, || Ok(owner.blocks.export(0)), patience()).expect("new");
     let arena = Arena::new(&owner.client, host_memory(), 4 * BLOCK_BYTES).expect("an arena");
@@ -410,10 +410,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
 
     // Unregistered, replaced by other memory at the same address, freed and another buffer taken.
     assert!(!owner.client.unregister(&owner.registrations[0]).expect("it ends all the same").0);
-    let other = fdbroker_client::Deposit {
-        facts: Facts { owner_allocation_id: 99, ..third.facts },
-        ..third
-    };
+    let other = third.facts(Facts { owner_allocation_id: 99, ..third.facts });
     let error = exports.register(&other, || Ok(owner.blocks.export(1)), patience());
     assert_eq!(error.expect_err("there is no broker").code, ErrorCode::NotConnected);
     drop(freed);
@@ -501,7 +498,7 @@ fn cache_when_hit_pinned_and_evicted_over_crashes_then_every_byte_is_right_and_l
     let owner = Owner::of(&broker, "owner", BLOCKS);
     let handles = owner.handles();
     let client = broker.client("consumer");
-    let settings = CacheSettings { max_entries: BLOCKS / 2, ..CacheSettings::default() };
+    let settings = CacheSettings::default().max_entries(BLOCKS / 2);
     let cache = ImportCache::new(&client, settings);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -96,8 +96,7 @@ fn register_when_a_memfd_may_grow_then_not_for_other_uids() {
     let client = broker.client("depositor");
     let register = |id, share| {
         let memory = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
-        let deposit =
-            Deposit { facts: Facts { owner_allocation_id: id, ..memory.facts }, share, ..memory };
+        let deposit = memory.facts(Facts { owner_allocation_id: id, ..memory.facts }).share(share);
         client.register(&deposit, fd.as_fd(), patience())
     };
     for (id, share) in [(1, Share::Gid), (2, Share::Any)] {
@@ -192,11 +191,9 @@ fn register_when_it_overlaps_many_then_all_of_them_end_and_it_is_there() {
     let pieces: Vec<Deposit> = (0..MANY as u64)
         .map(|index| {
             let (base, id) = (whole.base + index * piece, 1000 + index);
-            Deposit {
-                facts: Facts { size_bytes: piece, owner_allocation_id: id, ..whole.facts },
-                base,
-                ..whole
-            }
+            whole
+                .facts(Facts { size_bytes: piece, owner_allocation_id: id, ..whole.facts })
+                .base(base)
         })
         .collect();
     let export = |_| Ok(owner.blocks.export(0));
@@ -235,10 +232,7 @@ fn register_when_many_are_no_memory_then_each_says_so_and_the_others_are_kept() 
     let is_good = |index: usize| index % 6 == 5;
     let deposits: Vec<Deposit> = (0..24).map(|index| owner.blocks.deposit(index / 6)).collect();
     let deposits: Vec<Deposit> = (0..24)
-        .map(|index| Deposit {
-            base: if is_good(index) { deposits[index].base } else { 0 },
-            ..deposits[index]
-        })
+        .map(|index| deposits[index].base(if is_good(index) { deposits[index].base } else { 0 }))
         .collect();
     let export = |index: usize| match is_good(index) {
         true => Ok(owner.blocks.export(index / 6)),

@@ -106,7 +106,7 @@ fn register_early_when_the_cap_is_full_of_what_stays_then_none_and_nobody_waits(
     let mut kept = Vec::new();
     let send = |index| {
         let deposit = owner.blocks.deposit(index);
-        let deposit = fdbroker_client::Deposit { recallable: false, ..deposit };
+        let deposit = deposit.recallable(false);
         let export = |_| Some(owner.blocks.export(index));
         owner.client.register_early(&[deposit], export, patience()).pop()
     };

@@ -7,7 +7,7 @@ use crate::support::owner::Owner;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{
-    Access, CacheSettings, Client, Deposit, Error, Grant, Handle, ImportCache, Progress, Share,
+    Access, CacheSettings, Client, Error, Grant, Handle, ImportCache, Progress, Share,
 };
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 use nix::sys::signal::{Signal, kill};
@@ -53,7 +53,7 @@ fn client_by(broker: &Broker, listener: &str, name: &str) -> Client {
 
 /// One block that everybody may have.
 fn shared_block(broker: &Broker) -> (Owner, Handle) {
-    let owner = Owner::with(broker, "owner", 1, |deposit| Deposit { share: Share::Any, ..deposit });
+    let owner = Owner::with(broker, "owner", 1, |deposit| deposit.share(Share::Any));
     let handle = owner.handle(0);
     (owner, handle)
 }

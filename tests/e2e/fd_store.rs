@@ -8,7 +8,7 @@ use crate::support::memory::{BLOCK_BYTES, Blocks, all_seals, assert_bytes, memfd
 use crate::support::owner::notices;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some, patience};
-use fdbroker_client::{Client, ClientBuilder, Deposit, ErrorCode, Notice};
+use fdbroker_client::{Client, ClientBuilder, ErrorCode, Notice};
 use fdbroker_protocol::message::{
     RedepositItem, RegisterHead, RegisterItem, Registered, register_flags,
 };
@@ -353,7 +353,7 @@ fn kept_allocations_when_unregistered_while_there_is_no_broker_then_refused_and_
     // Of two files: the store takes each once.
     let blocks = [Blocks::new(1), Blocks::new(2)];
     let keep = |index: usize| {
-        let deposit = Deposit { keep: true, ..blocks[index].deposit(index) };
+        let deposit = blocks[index].deposit(index).keep(true);
         let fd = blocks[index].export(index);
         client.register(&deposit, fd.as_fd(), patience()).expect("registered")
     };

@@ -8,7 +8,7 @@ use crate::support::fuse_server::why_not;
 use crate::support::memory::Blocks;
 use crate::support::owner::Owner;
 use crate::support::wait::{eventually, patience};
-use fdbroker_client::{Client, Deposit, ErrorCode, Handle, Share};
+use fdbroker_client::{Client, ErrorCode, Handle, Share};
 use fdbroker_protocol::admin::Journal;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ fn silent_owner(broker: &Broker, blocks: &Blocks) -> (Client, Sender<()>, Handle
     };
     let client = broker.builder("owner").own_fds(2).on_recall(Box::new(answer)).connect();
     let client = client.expect("connect");
-    let deposits = [0, 1].map(|index| Deposit { share: Share::Any, ..blocks.deposit(index) });
+    let deposits = [0, 1].map(|index| blocks.deposit(index).share(Share::Any));
     let export = |index: usize| Ok(blocks.export(index));
     let registered = client.register_with(&deposits, export, patience()).expect("connected");
     let handle = registered[0].as_ref().expect("registered").handle;

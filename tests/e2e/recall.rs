@@ -44,7 +44,7 @@ fn owner_who(
         .on_recall(Box::new(move |recall| answer(&for_recall, recall)))
         .connect()
         .expect("connect");
-    let deposits = [0, 1].map(|index| Deposit { share: Share::Any, ..blocks.deposit(index) });
+    let deposits = [0, 1].map(|index| blocks.deposit(index).share(Share::Any));
     let export = |index: usize| Ok(blocks.export(index));
     let registered = client.register_with(&deposits, export, patience()).expect("connected");
     let handle = registered[0].as_ref().expect("registered").handle;

@@ -8,7 +8,7 @@ use crate::support::peer::Peer;
 use crate::support::raw::{Raw, block_item};
 use crate::support::wait::{eventually, patience};
 use crate::{comeback, common::not_run};
-use fdbroker_client::{Client, Deadline, Deposit, Error, Notice, Share, VirtualFd};
+use fdbroker_client::{Client, Deadline, Error, Notice, Share, VirtualFd};
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::{RegisterItem, register_flags};
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// An owner whose blocks have virtual fds.
 fn owner_of(broker: &Broker, count: usize) -> Owner {
-    Owner::with(broker, "owner", count, |deposit| Deposit { virtual_fd: true, ..deposit })
+    Owner::with(broker, "owner", count, |deposit| deposit.virtual_fd(true))
 }
 
 fn virtual_fd(owner: &Owner, index: usize) -> VirtualFd {
@@ -48,7 +48,7 @@ fn register_when_a_virtual_fd_is_not_asked_for_then_none_and_a_later_registratio
     let broker = Broker::start();
     let mut owner = Owner::of(&broker, "owner", 1);
     assert_eq!(owner.registrations[0].virtual_fd(), None);
-    owner.register(0..1, |deposit| Deposit { virtual_fd: true, ..deposit });
+    owner.register(0..1, |deposit| deposit.virtual_fd(true));
     assert_eq!(owner.id(0), owner.id(1), "the same, counted");
     let consumer = broker.client("consumer");
     let handles = consumer.resolve(virtual_fd(&owner, 1), 0, patience()).expect("named");
@@ -59,7 +59,7 @@ fn register_when_a_virtual_fd_is_not_asked_for_then_none_and_a_later_registratio
 fn resolve_when_registered_several_times_then_the_same_number_until_the_last_is_gone() {
     let broker = Broker::start();
     let mut owner = owner_of(&broker, 1);
-    owner.register(0..1, |deposit| Deposit { virtual_fd: true, ..deposit });
+    owner.register(0..1, |deposit| deposit.virtual_fd(true));
     let fd = virtual_fd(&owner, 0);
     assert_eq!(virtual_fd(&owner, 1), fd);
     let consumer = broker.client("consumer");
@@ -73,7 +73,7 @@ fn resolve_when_registered_several_times_then_the_same_number_until_the_last_is_
 fn resolve_when_neighbours_are_wanted_then_those_registered_next_that_have_virtual_fds() {
     let broker = Broker::start();
     let mut owner = owner_of(&broker, 40);
-    owner.register(3..4, |deposit| Deposit { base: 0, virtual_fd: false, ..deposit });
+    owner.register(3..4, |deposit| deposit.base(0).virtual_fd(false));
     owner.client.unregister(&owner.registrations[5]).expect("it lives");
     let consumer = broker.client("consumer");
     let handles = |index, neighbours| {
@@ -120,8 +120,7 @@ fn acquire_virtual_when_of_another_user_then_bad_handle_though_shared_with_any()
     }
     let broker = Setup::new().service().start();
     let share = Share::Any;
-    let owner =
-        Owner::with(&broker, "owner", 1, |deposit| Deposit { virtual_fd: true, share, ..deposit });
+    let owner = Owner::with(&broker, "owner", 1, |deposit| deposit.virtual_fd(true).share(share));
     let mut stranger = Peer::start("rank");
     assert_eq!(stranger.ask("user 61001 61001"), "OK");
     assert_eq!(stranger.ask(&format!("connect {}", broker.socket().display())), "OK");

@@ -327,14 +327,9 @@ impl Rank {
     /// Registers by hand and without a recall callback: so the broker may not evict it.
     fn register(&self, memory: &CudaMemory, id: u64) -> Result<Registration, String> {
         let fd = memory.export().map_err(text)?;
-        let deposit = Deposit {
-            base: memory.device_ptr(),
-            ..Facts {
-                owner_allocation_id: id,
-                ..Facts::new(MemoryKind::CudaVmm, memory.len() as u64)
-            }
-            .into()
-        };
+        let facts = Facts::new(MemoryKind::CudaVmm, memory.len() as u64);
+        let facts = Facts { owner_allocation_id: id, ..facts };
+        let deposit = Deposit::from(facts).base(memory.device_ptr());
         self.client()?.register(&deposit, fd.as_fd(), soon()).map_err(text)
     }
 
@@ -380,7 +375,7 @@ impl Rank {
         let mut lent = Vec::new();
         for (base, len) in [(linear.device_ptr(), linear.len()), (vmm.device_ptr(), vmm.len())] {
             let fd = export_dma_buf(&device, base, len).map_err(text)?;
-            let deposit = Deposit { base, ..Deposit::new(MemoryKind::DmaBuf, len as u64) };
+            let deposit = Deposit::new(MemoryKind::DmaBuf, len as u64).base(base);
             let registered = self.client()?.register(&deposit, fd.as_fd(), soon());
             lent.push(Lent::new(&registered.map_err(text)?.handle, 0));
         }

@@ -356,13 +356,13 @@ impl Model {
         let Some(asking) = self.clients.get(&client) else { return false };
         match allocation.deposit.share {
             Share::Any => true,
-            Share::Uid => asking.domain == allocation.domain,
             Share::Gid => {
                 let same_listener = asking.domain.listener == allocation.domain.listener;
                 let (gid, groups) = groups_of(asking.pid);
                 let of_group = gid == allocation.gid || groups.contains(&allocation.gid);
                 asking.domain == allocation.domain || same_listener && of_group
             }
+            Share::Uid | _ => asking.domain == allocation.domain,
         }
     }
 

@@ -18,8 +18,8 @@ pub fn measure(world: &mut World, settings: CacheSettings, report: &mut Report) 
     // The last registered: the daemon holds them, so no recall is in the time.
     let held = world.handles.len() - 4 * BATCH..world.handles.len();
     let handles = world.handles[held].to_vec();
-    let one = ImportCache::new(&world.consumer, CacheSettings { max_entries: 1, ..settings });
-    let many = ImportCache::new(&world.consumer, CacheSettings { max_entries: BATCH, ..settings });
+    let one = ImportCache::new(&world.consumer, settings.max_entries(1));
+    let many = ImportCache::new(&world.consumer, settings.max_entries(BATCH));
     let (mut bare, mut miss, mut batch) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..TURNS {
         bare.push(per_call(MISSES, |index| map_and_unmap(world, index)));

@@ -283,16 +283,15 @@ impl fdbroker_allocation_t {
         }
         let facts =
             Facts { device, gpu, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
-        Ok(Deposit {
-            base,
-            // SAFETY: the caller's promise.
-            driver_data: unsafe { driver_data(self) }?,
-            recallable: flags & FDBROKER_RECALLABLE != 0,
-            keep: flags & FDBROKER_KEEP != 0,
-            virtual_fd: flags & FDBROKER_VIRTUAL_FD != 0,
-            share: circle,
-            ..facts.into()
-        })
+        // SAFETY: the caller's promise.
+        let driver_data = unsafe { driver_data(self) }?;
+        Ok(Deposit::from(facts)
+            .base(base)
+            .driver_data(driver_data)
+            .recallable(flags & FDBROKER_RECALLABLE != 0)
+            .keep(flags & FDBROKER_KEEP != 0)
+            .virtual_fd(flags & FDBROKER_VIRTUAL_FD != 0)
+            .share(circle))
     }
 }
 

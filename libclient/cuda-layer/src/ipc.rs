@@ -17,7 +17,7 @@ use crate::result::{
 };
 use crate::say::{News, once};
 use fdbroker_client::{
-    Client, Deadline, Deposit, DriverData, Error, ErrorCode, Handle, MemoryKind, Registration, lock,
+    Client, Deadline, DriverData, Error, ErrorCode, Handle, MemoryKind, Registration, lock,
 };
 use fdbroker_layer::{Fetched, REGISTER_TIMEOUT, SharedLease, is_absent};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
@@ -81,7 +81,7 @@ fn register(client: &Client, memory: Pinned, asked_bytes: usize) -> Result<Regis
     data[..8].copy_from_slice(&MARK);
     data[8..].copy_from_slice(&(asked_bytes as u64).to_le_bytes());
     let registered = DriverData::new(&data).and_then(|driver_data| {
-        let deposit = Deposit { driver_data, virtual_fd: false, ..deposit_of(memory) };
+        let deposit = deposit_of(memory).driver_data(driver_data).virtual_fd(false);
         let deadline = || Deadline::after(REGISTER_TIMEOUT);
         broker::through_outage(|| client.register(&deposit, fd.as_fd(), deadline()))
     });

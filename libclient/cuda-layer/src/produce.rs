@@ -226,7 +226,7 @@ pub fn deposit_of(memory: Pinned) -> Deposit {
     let (owner_allocation_id, gpu) = (memory.id, driver::gpu_of(memory.handle));
     let facts =
         Facts { owner_allocation_id, gpu, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };
-    Deposit { recallable: true, virtual_fd: true, ..facts.into() }
+    Deposit::from(facts).recallable(true).virtual_fd(true)
 }
 
 /// Enters a registration; the number that counts.

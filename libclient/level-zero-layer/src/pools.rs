@@ -56,7 +56,7 @@ impl Broker {
             device: kept::DEVICE,
             ..Facts::new(kind_of(fd), size_bytes)
         };
-        let deposit = Deposit { recallable: true, virtual_fd: true, ..facts.into() };
+        let deposit = Deposit::from(facts).recallable(true).virtual_fd(true);
         let register = || self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT));
         let registration = broker::through_outage(register)?;
         let number = registration.virtual_fd();

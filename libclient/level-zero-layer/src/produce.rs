@@ -115,13 +115,11 @@ impl Broker {
             gpu: allocation.gpu(),
             ..Facts::new(kind_of(fd), size_bytes)
         };
-        let deposit = Deposit {
-            base: allocation.base as u64,
-            driver_data: DriverData::new(&without_exporter(*driver))?,
-            recallable: true,
-            virtual_fd: below::is_interposed(),
-            ..facts.into()
-        };
+        let deposit = Deposit::from(facts)
+            .base(allocation.base as u64)
+            .driver_data(DriverData::new(&without_exporter(*driver))?)
+            .recallable(true)
+            .virtual_fd(below::is_interposed());
         broker::through_outage(|| {
             self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
         })

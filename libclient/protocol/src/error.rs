@@ -9,6 +9,7 @@ macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $field:literal, $remedy:literal;)*) => {
         /// Why a request, or one item of it, was not done. The numbers are the wire's and the C
         /// ABI's.
+        #[non_exhaustive]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum ErrorCode { $($(#[$doc])* $name = $number,)* }

@@ -22,6 +22,7 @@ pub const TOKEN_BYTES: usize = 16;
 
 wire_enum! {
     /// Who may acquire an allocation, apart from its owner.
+    #[non_exhaustive]
     Share: u8 {
         /// Clients of the owner's domain: the same listener and uid.
         Uid = 0, "uid";

@@ -5,6 +5,7 @@ use crate::table::wire_enum;
 
 wire_enum! {
     /// What an allocation's fd is.
+    #[non_exhaustive]
     MemoryKind: u8 {
         /// A dma-buf. The broker proves its size.
         DmaBuf = 1, "dma-buf";

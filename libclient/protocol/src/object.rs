@@ -288,6 +288,7 @@ pub struct ObjectPage {
 
 wire_enum! {
     /// What is known of a name.
+    #[non_exhaustive]
     ObjectState: u8 {
         /// Nothing; only in the answer to a stat.
         Unknown = 0, "unknown";
@@ -375,6 +376,7 @@ impl Named for ObjectRecord {
 
 wire_enum! {
     /// What happened to a name that is watched.
+    #[non_exhaustive]
     ObjectEvent: u8 {
         /// It can be had.
         Sealed = 1, "sealed";

@@ -19,6 +19,7 @@ use std::ffi::OsString;
 /// | `FDBROKER_CACHE_STRICT` | - | - | - | - | always, with a limit |
 /// | `FDBROKER_PRINT_STATS` | - | - | - | - | `rcache_rgpusm_print_stats` |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheSettings {
     /// Most allocations kept open; 0 = no limit. What is in use counts but is never closed for it.
     pub max_entries: usize,
@@ -67,6 +68,42 @@ impl Default for CacheSettings {
 }
 
 impl CacheSettings {
+    /// With another [`CacheSettings::max_entries`](field@CacheSettings::max_entries).
+    #[must_use]
+    pub fn max_entries(self, max_entries: usize) -> Self {
+        CacheSettings { max_entries, ..self }
+    }
+
+    /// With another [`CacheSettings::max_bytes`](field@CacheSettings::max_bytes).
+    #[must_use]
+    pub fn max_bytes(self, max_bytes: u64) -> Self {
+        CacheSettings { max_bytes, ..self }
+    }
+
+    /// With another [`CacheSettings::leave_pinned`](field@CacheSettings::leave_pinned).
+    #[must_use]
+    pub fn leave_pinned(self, leave_pinned: bool) -> Self {
+        CacheSettings { leave_pinned, ..self }
+    }
+
+    /// With another [`CacheSettings::empty_cache`](field@CacheSettings::empty_cache).
+    #[must_use]
+    pub fn empty_cache(self, empty_cache: bool) -> Self {
+        CacheSettings { empty_cache, ..self }
+    }
+
+    /// With another [`CacheSettings::strict`](field@CacheSettings::strict).
+    #[must_use]
+    pub fn strict(self, strict: bool) -> Self {
+        CacheSettings { strict, ..self }
+    }
+
+    /// With another [`CacheSettings::print_stats`](field@CacheSettings::print_stats).
+    #[must_use]
+    pub fn print_stats(self, print_stats: bool) -> Self {
+        CacheSettings { print_stats, ..self }
+    }
+
     /// The default with what the environment says otherwise: `FDBROKER_CACHE_MAX_ENTRIES` (a
     /// number), `FDBROKER_CACHE_MAX_BYTES` (a number, K, M or G after it for powers of 1024),
     /// `FDBROKER_LEAVE_PINNED`, `FDBROKER_EMPTY_CACHE`, `FDBROKER_CACHE_STRICT`,

@@ -34,6 +34,7 @@ impl Hits {
 /// Counters of an [`crate::ImportCache`]. Since its start: hits, misses, stale, evicted. Now: the
 /// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheStats {
     /// Imports served from the cache, without the broker.
     pub hits: u64,

@@ -35,7 +35,7 @@ fn assert_reconnected(notices: &Receiver<Notice>) {
 }
 
 fn recallable(id: u64) -> Deposit {
-    Deposit { recallable: true, ..deposit(id) }
+    deposit(id).recallable(true)
 }
 
 /// Registers allocations at the slots from `first` on.
@@ -176,7 +176,7 @@ fn comeback_when_ended_while_there_was_no_broker_then_not_named() {
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
     let (client, mut peer) = broker.client_with(builder, Terms::default());
-    let at = |id, base| Deposit { base, ..recallable(id) };
+    let at = |id, base| recallable(id).base(base);
     let deposits = [at(1, 4096), at(2, 8192), at(3, 12288)];
     let registered = register(&client, &peer, &deposits, 100);
     let mut leases: Vec<Lease> =
@@ -253,7 +253,7 @@ fn comeback_when_registered_twice_then_named_once_and_ended_by_the_second_unregi
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
     let (client, peer) = broker.client_with(builder, Terms::default());
-    let deposit = Deposit { base: 4096, ..recallable(1) };
+    let deposit = recallable(1).base(4096);
     let once = register(&client, &peer, &[deposit], 100);
     assert_eq!(register(&client, &peer, &[deposit], 100), once);
     lose(peer, &notices);
@@ -276,7 +276,7 @@ fn comeback_when_what_was_to_replace_it_was_refused_and_it_is_registered_again_t
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
     let (client, peer) = broker.client_with(builder, Terms::default());
-    let [first, other] = [1, 2].map(|id| Deposit { base: 4096, ..recallable(id) });
+    let [first, other] = [1, 2].map(|id| recallable(id).base(4096));
     register(&client, &peer, &[first], 100);
     let refused = thread::scope(|scope| {
         let call = scope.spawn(|| client.register(&other, memory(b"").as_fd(), soon()));
@@ -309,7 +309,7 @@ fn comeback_when_registered_again_over_the_next_connection_then_the_last_unregis
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
     let (client, peer) = broker.client_with(builder, Terms::default());
-    let deposit = Deposit { base: 4096, ..recallable(1) };
+    let deposit = recallable(1).base(4096);
     let first = register(&client, &peer, &[deposit], 100).remove(0);
     let come_back = |peer: Peer| {
         lose(peer, &notices);
@@ -504,7 +504,7 @@ fn comeback_when_a_kept_one_has_ended_unheard_then_it_is_named_as_ended_until_it
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
     let (client, peer) = broker.client_with(builder, Terms::default());
-    let kept = |id| Deposit { base: 4096 * id, keep: true, ..deposit(id) };
+    let kept = |id| deposit(id).base(4096 * id).keep(true);
     let made = register(&client, &peer, &[1, 2, 3, 4].map(kept), 100);
     let unregister = |one| client.unregister(one).unwrap().0;
     thread::scope(|scope| {

@@ -21,19 +21,16 @@ fn register_when_sent_then_item_says_what_the_deposit_says() {
     let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again)));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let fd = memory(b"");
-    let deposit = Deposit {
-        base: 0x7000,
-        driver_data: DriverData::new(b"abc").unwrap(),
-        recallable: true,
-        share: Share::Any,
-        ..Facts {
-            fd_offset: 4096,
-            owner_allocation_id: 5,
-            device: 2,
-            ..Facts::new(MemoryKind::DmaBuf, 8192)
-        }
-        .into()
-    };
+    let deposit = Deposit::from(Facts {
+        fd_offset: 4096,
+        owner_allocation_id: 5,
+        device: 2,
+        ..Facts::new(MemoryKind::DmaBuf, 8192)
+    })
+    .base(0x7000)
+    .driver_data(DriverData::new(b"abc").unwrap())
+    .recallable(true)
+    .share(Share::Any);
     thread::scope(|scope| {
         let call = scope.spawn(|| client.register(&deposit, fd.as_fd(), soon()).unwrap());
         let request = peer.recv();

@@ -20,7 +20,7 @@ const BASE: u64 = 0x7f00_0000_0000;
 /// An allocation of `size` bytes at BASE + `offset`, with this id.
 fn at(offset: u64, size: u64, owner_allocation_id: u64) -> Deposit {
     let base = BASE + offset;
-    Deposit { base, ..Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size) }.into() }
+    Deposit::from(Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size) }).base(base)
 }
 
 fn id(slot: u32) -> AllocationId {
@@ -178,7 +178,7 @@ fn register_when_it_overlaps_then_all_that_it_overlaps_are_retired_at_once() {
 fn register_when_it_touches_only_or_is_of_another_device_then_nothing_is_retired() {
     assert_retires(&[at(0, 4096, 1), at(8192, 4096, 2)], at(4096, 4096, 9), &[]);
     assert_retires(
-        &[Deposit { facts: Facts { device: 1, ..at(0, 4096, 1).facts }, ..at(0, 4096, 1) }],
+        &[at(0, 4096, 1).facts(Facts { device: 1, ..at(0, 4096, 1).facts })],
         at(0, 4096, 1),
         &[],
     );
@@ -189,7 +189,7 @@ fn register_when_without_an_address_then_anew_each_time_and_not_kept() {
     let broker = FakeBroker::listen();
     let (client, peer) = broker.client();
     let exports = Exports::new(&client);
-    let deposit = Deposit { base: 0, ..at(0, 4096, 1) };
+    let deposit = at(0, 4096, 1).base(0);
     assert_eq!(register(&exports, &peer, &deposit, 1), handle(1));
     assert_eq!(register(&exports, &peer, &deposit, 2), handle(2));
     assert_eq!((exports.len(), exports.lookup(0, 0)), (0, None));
@@ -434,7 +434,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     }));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let exports = Exports::new(&client);
-    let recallable = |address, id| Deposit { recallable: true, ..at(address, 4096, id) };
+    let recallable = |address, id| at(address, 4096, id).recallable(true);
     let [stays, freed, replaced, refused] =
         [(0, 5), (65536, 6), (131_072, 7), (262_144, 8)].map(|(at, id)| recallable(at, id));
     let resident = at(524_288, 4096, 9);
@@ -445,9 +445,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
     assert_eq!((exports.lookup(0, BASE), exports.len()), (None, 5));
     assert_eq!(exports.retire(0, freed.base), Some(id(2)));
-    for deposit in
-        [stays, Deposit { facts: Facts { owner_allocation_id: 70, ..replaced.facts }, ..replaced }]
-    {
+    for deposit in [stays, replaced.facts(Facts { owner_allocation_id: 70, ..replaced.facts })] {
         let error = exports.register(&deposit, no_export, soon()).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
@@ -514,7 +512,7 @@ fn register_many_when_some_are_known_twice_or_without_address_then_only_the_rest
         at(0, 4096, 1),
         at(8192, 4096, 2),
         at(8192, 4096, 2),
-        Deposit { base: 0, ..at(0, 4096, 3) },
+        at(0, 4096, 3).base(0),
         at(16384, 4096, 4),
     ];
     let fd = memory(b"");

@@ -281,7 +281,7 @@ fn producer_that_forks() {
     const BYTES: usize = 8 << 20;
     let client = Client::builder().own_fds(3).connect().unwrap();
     let exports = Exports::new(&client);
-    let deposit = Deposit { base: 0x7000, ..Deposit::new(MemoryKind::Memfd, 64) };
+    let deposit = Deposit::new(MemoryKind::Memfd, 64).base(0x7000);
     let known = exports.register(&deposit, || Ok(memory(b"")), soon()).unwrap();
     let kind = IsolatedMemory::Memfd;
     let isolated = IsolatedBuffer::new(&client, kind, 64, Share::Uid, soon()).unwrap();

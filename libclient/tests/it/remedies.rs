@@ -92,7 +92,7 @@ fn register(
 fn register_when_recallable_without_a_recall_callback_then_that_one_is_refused() {
     let broker = FakeBroker::listen();
     let (client, peer) = broker.client();
-    let deposits = [Deposit { recallable: true, ..deposit(1) }, deposit(2)];
+    let deposits = [deposit(1).recallable(true), deposit(2)];
     let outcomes = register(&client, &peer, &deposits);
     let error = outcomes[0].as_ref().unwrap_err();
     assert_says(error, ErrorCode::NotSupported, "set a recall callback", "absent");

@@ -34,6 +34,7 @@ struct Inner {
 
 /// Bytes of a device's memory, as all processes together leave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Bytes that no process has allocated, as the driver says.
     pub free_bytes: u64,

@@ -41,7 +41,7 @@ fn import_when_never_used_again_then_evicted_in_the_order_of_import() {
 #[test]
 fn import_when_over_the_bytes_then_evicted_until_within() {
     let max_bytes = 2 * BYTES as u64;
-    let rig = rig(CacheSettings { max_bytes, ..CacheSettings::default() });
+    let rig = rig(CacheSettings::default().max_bytes(max_bytes));
     (1..=4).for_each(|slot| rig.touch(slot));
     let stats = rig.cache.stats();
     assert_eq!((stats.entries, stats.bytes, stats.evicted), (2, max_bytes, 2));
@@ -83,7 +83,7 @@ fn evict_when_many_are_in_use_then_an_unused_one_is_found_among_them() {
 
 #[test]
 fn release_when_not_left_pinned_then_closed_with_the_last_user() {
-    let rig = rig(CacheSettings { leave_pinned: false, ..CacheSettings::default() });
+    let rig = rig(CacheSettings::default().leave_pinned(false));
     let (one, two) = (rig.import(5), rig.import(5));
     assert_eq!((rig.granting.acquires(), one.as_ptr()), (1, two.as_ptr()));
     drop(one);
@@ -99,7 +99,7 @@ fn release_when_not_left_pinned_then_closed_with_the_last_user() {
 
 #[test]
 fn import_when_full_and_empty_cache_then_all_unused_go() {
-    let rig = rig(CacheSettings { empty_cache: true, ..at_most(10) });
+    let rig = rig(at_most(10).empty_cache(true));
     let used = rig.import(1);
     (2..=10).for_each(|slot| rig.touch(slot));
     assert_eq!(rig.cache.stats().entries, 10);
@@ -236,7 +236,7 @@ fn import_when_a_cache_of_one_and_64_threads_then_each_sees_its_own_bytes() {
 }
 
 fn strict(settings: CacheSettings) -> CacheSettings {
-    CacheSettings { strict: true, ..settings }
+    settings.strict(true)
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn import_many_when_strict_and_more_than_fit_then_each_of_the_others_is_refused(
 #[test]
 fn import_when_strict_and_too_many_bytes_are_in_use_then_refused_and_idle_ones_make_room() {
     let max_bytes = 3 * BYTES as u64;
-    let rig = rig(strict(CacheSettings { max_bytes, ..CacheSettings::default() }));
+    let rig = rig(strict(CacheSettings::default().max_bytes(max_bytes)));
     (1..=4).for_each(|slot| rig.touch(slot));
     let used: Vec<_> = (11..=13).map(|slot| rig.import(slot)).collect();
     let error = rig.try_import(14).unwrap_err();
@@ -306,7 +306,7 @@ fn import_when_strict_and_one_of_many_is_unused_then_it_is_found_and_closed() {
 
 #[test]
 fn import_when_strict_and_empty_cache_then_a_full_one_closes_all_that_is_unused() {
-    let rig = rig(strict(CacheSettings { empty_cache: true, ..at_most(10) }));
+    let rig = rig(strict(at_most(10).empty_cache(true)));
     let used = rig.import(1);
     (2..=10).for_each(|slot| rig.touch(slot));
     rig.touch(11);

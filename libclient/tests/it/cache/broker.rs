@@ -83,7 +83,7 @@ pub fn unbounded() -> CacheSettings {
 }
 
 pub fn at_most(max_entries: usize) -> CacheSettings {
-    CacheSettings { max_entries, ..CacheSettings::default() }
+    CacheSettings::default().max_entries(max_entries)
 }
 
 impl Rig {

@@ -4,7 +4,7 @@
 use super::broker::*;
 use crate::shared::full_name;
 use crate::support::*;
-use fdbroker_client::{Access, CacheSettings, Client, Deadline, ErrorCode, ImportCache};
+use fdbroker_client::{Access, Client, Deadline, ErrorCode, ImportCache};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +40,7 @@ fn fork_when_imported_then_the_child_has_no_hit_and_the_parent_is_undisturbed() 
 
 fn child_that_forks() {
     let client = Client::connect().unwrap();
-    let cache = ImportCache::new(&client, CacheSettings { print_stats: true, ..unbounded() });
+    let cache = ImportCache::new(&client, unbounded().print_stats(true));
     let import = |slot| cache.import(&handle(slot), Access::Read, soon());
     let used = import(1).unwrap();
     drop(import(2).unwrap());

@@ -101,7 +101,7 @@ fn hit_when_others_evict_then_never_closed_memory() {
 
 #[test]
 fn hit_when_not_left_pinned_then_never_closed_memory() {
-    race(CacheSettings { leave_pinned: false, ..unbounded() }, 2, |_| std::thread::yield_now());
+    race(unbounded().leave_pinned(false), 2, |_| std::thread::yield_now());
 }
 
 #[test]

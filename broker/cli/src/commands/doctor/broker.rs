@@ -168,8 +168,7 @@ fn share_by_number(client: &Client) -> std::result::Result<(), fdbroker_client::
     });
     let memory = memory
         .map_err(|errno| fdbroker_client::Error::new(ErrorCode::Internal, errno.to_string()))?;
-    let deposit =
-        Deposit { virtual_fd: true, ..Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64) };
+    let deposit = Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64).virtual_fd(true);
     let registration = client.register(&deposit, memory.as_fd(), patience())?;
     let number = registration.virtual_fd().ok_or_else(|| {
         fdbroker_client::Error::new(ErrorCode::NotSupported, "the broker gave no virtual fd")

@@ -183,7 +183,7 @@ pub fn see_within(seen: &mut Seen, page: &Page, series: &str, least: f64, most: 
 
 /// Of memory of so many pages that the broker may ask for again.
 pub fn recallable(pages: u64) -> Deposit {
-    Deposit { recallable: true, ..Deposit::new(MemoryKind::Memfd, pages * PAGE) }
+    Deposit::new(MemoryKind::Memfd, pages * PAGE).recallable(true)
 }
 
 pub fn soon() -> Deadline {

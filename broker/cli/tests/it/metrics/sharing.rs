@@ -168,7 +168,7 @@ fn shared(seen: &mut Seen) {
     ];
     broker.see_with_accounts(seen, &returned);
 
-    let kept = Deposit { keep: true, ..Deposit::new(MemoryKind::Memfd, PAGE) };
+    let kept = Deposit::new(MemoryKind::Memfd, PAGE).keep(true);
     let kept = consumer.register(&kept, memfd(1).as_fd(), soon()).expect("registered");
     let one = [("fdbroker_kept_allocations", 1), ("fdbroker_kept_peak_allocations", 1)];
     broker.see_with_accounts(seen, &one);

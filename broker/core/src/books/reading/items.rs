@@ -118,7 +118,6 @@ impl Books {
             return true;
         }
         match allocation.traits.share() {
-            Share::Uid => false,
             Share::Any => true,
             Share::Gid => {
                 let [owners, clients] = [allocation.domain, client.domain]
@@ -128,6 +127,8 @@ impl Books {
                 // Without an owner it has ended: that is what to say.
                 owners.listener == clients.listener && self.gid_of(slot).is_none_or(is_of)
             }
+            // And one that this release does not know: to nobody else.
+            Share::Uid | _ => false,
         }
     }
 

@@ -121,7 +121,7 @@ pub fn garbage(node: &Node, rank: &mut Rank) -> Outcome {
         data[8..16].copy_from_slice(&offset.to_ne_bytes());
         data[63] = 1;
         let driver_data = DriverData::new(&data)?;
-        let deposit = Deposit { driver_data, ..Deposit::new(kind, BYTES as u64) };
+        let deposit = Deposit::new(kind, BYTES as u64).driver_data(driver_data);
         let outcomes = rank.client.register_many(&[deposit], &[fd.as_fd()], soon())?;
         let registration = outcomes.into_iter().next().ok_or("no outcome")??;
         let code = if offset == 4096 { ErrorCode::BadHandle } else { ErrorCode::UnsupportedFd };
