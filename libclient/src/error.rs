@@ -79,19 +79,19 @@ impl Error {
     }
 
     /// BAD_HANDLE for what a program gives back (a lease, a pin, a buffer) and does not have.
-    pub fn given_back(context: impl Into<String>) -> Self {
+    pub(crate) fn given_back(context: impl Into<String>) -> Self {
         let why = "it was given back before, or never came from here; give each back once";
         Error::new(ErrorCode::BadHandle, context).because(why)
     }
 
     /// NOT_CONNECTED in a child of fork(2).
-    pub fn forked(what: &str) -> Self {
+    pub(crate) fn forked(what: &str) -> Self {
         let why = "a forked child has no connection; have it make one of its own, after the fork, and open there what it needs";
         Error::not_connected(format!("{what}: forked from the process that connected")).because(why)
     }
 
     /// NOT_SUPPORTED for an allocation registered as recallable that nothing here can export again.
-    pub fn no_recall_callback() -> Self {
+    pub(crate) fn no_recall_callback() -> Self {
         let why = "the broker would ask for its fd again in vain; set a recall callback first, or register it as not recallable";
         Error::new(ErrorCode::NotSupported, "register: recallable without a recall callback")
             .because(why)

@@ -68,6 +68,8 @@ mod exports;
 mod fork;
 mod inherited;
 mod interrupt;
+#[doc(hidden)]
+pub mod layer;
 mod limits;
 mod map;
 mod notice;
@@ -112,8 +114,6 @@ pub use objects::{
 };
 pub use requests::early::EarlyRegistration;
 pub use requests::started::{AcquireProgress, AcquireRequest, Progress};
-#[doc(hidden)]
-pub use sync::lock;
 pub use wire::handshake::default_socket_path;
 
 pub use backend::cuda;

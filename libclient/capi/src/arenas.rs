@@ -4,9 +4,10 @@
 use crate::failure::Failure;
 use crate::limits::{ARENA_BYTES, ARENA_LEAST_BYTES};
 use crate::slot::is_in_callback;
+use fdbroker_client::layer::lock;
 use fdbroker_client::{
     Arena, Client, Deadline, ErrorCode, Handle, HostBuffer, HostMemory, IsolatedBuffer,
-    IsolatedMemory, Share, lock,
+    IsolatedMemory, Share,
 };
 use nix::sys::resource::{Resource, getrlimit};
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use crate::gpus::Gpus;
 use crate::leases::Leases;
 use crate::notices::Notices;
 use crate::object_table::ObjectTable;
-use fdbroker_client::{Client, Error, Exports, ImportCache, Objects};
+use fdbroker_client::{Client, Exports, ImportCache, Objects};
 use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -56,7 +56,11 @@ pub(crate) unsafe fn context<'a>(
 
 #[cold]
 fn no_context(is_null: bool, what: &str) -> Failure {
-    if is_null { Failure::argument("broker is NULL") } else { Error::forked(what).into() }
+    if is_null {
+        Failure::argument("broker is NULL")
+    } else {
+        fdbroker_client::layer::forked(what).into()
+    }
 }
 
 /// The contexts closed in a child, as a linked list: a leak checker then sees that they are kept on

@@ -26,7 +26,7 @@ impl Failure {
 
     /// A lease, an import or a buffer given back that the program does not have.
     pub fn given_back(text: impl Into<String>) -> Self {
-        Failure::Library(Error::given_back(text))
+        Failure::Library(fdbroker_client::layer::given_back(text))
     }
 
     pub fn code(&self) -> fdbroker_code_t {

@@ -3,9 +3,10 @@
 
 use crate::failure::Failure;
 use fdbroker_client::cuda::{self, CudaBuffer, CudaMemory};
+use fdbroker_client::layer::lock;
 use fdbroker_client::level_zero::{self, LevelZeroBuffer, LevelZeroMemory};
 use fdbroker_client::{
-    Access, Client, Deadline, Error, Exports, Gpu, Grant, Handle, ImportOpener, Opened, Share, lock,
+    Access, Client, Deadline, Error, Exports, Gpu, Grant, Handle, ImportOpener, Opened, Share,
 };
 use std::collections::BTreeMap;
 use std::ffi::c_void;

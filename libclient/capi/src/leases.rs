@@ -1,7 +1,8 @@
 //! The leases of a C program by token: a token is never used twice, so that a second release is an
 //! error. Must never hold its lock during a callback or a wait.
 
-use fdbroker_client::{Error, ErrorCode, Lease, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{Error, ErrorCode, Lease};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 
@@ -151,5 +152,5 @@ impl Table {
 }
 
 fn unknown(what: &str, token: u64) -> Error {
-    Error::given_back(format!("{what} lease {token}: no such lease"))
+    fdbroker_client::layer::given_back(format!("{what} lease {token}: no such lease"))
 }

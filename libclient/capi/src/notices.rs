@@ -6,7 +6,8 @@ use crate::callbacks::{
     Callbacks, FDBROKER_NOTICE_LOST, FDBROKER_NOTICE_RECLAIM, fdbroker_notice_t,
 };
 use crate::limits::{NOTICES_KEPT, RECLAIMS_KEPT};
-use fdbroker_client::{Due, Error, Wake, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{Due, Error, Wake};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};

@@ -1,7 +1,8 @@
 //! The objects that a C program has got, by token: a token is never used twice, so that a second
 //! release is an error. Must never hold its lock while an object is dropped.
 
-use fdbroker_client::{Error, Object, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{Error, Object};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -44,5 +45,5 @@ impl ObjectTable {
 }
 
 fn unknown(what: &str, token: u64) -> Error {
-    Error::given_back(format!("{what} object {token}: no such object"))
+    fdbroker_client::layer::given_back(format!("{what} object {token}: no such object"))
 }

@@ -6,7 +6,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::gpus::{Driver, Gpus};
 use crate::guard::{guard, guard_value};
-use fdbroker_client::{Error, ErrorCode, Share};
+use fdbroker_client::{ErrorCode, Share};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -18,7 +18,11 @@ static POOL: OnceLock<Arc<Gpus>> = OnceLock::new();
 /// The pool, unless this is a forked child.
 fn pool() -> Result<&'static Gpus, Failure> {
     let pool = POOL.get().ok_or_else(|| Failure::argument("pool: no pool is set"))?;
-    if pool.client().is_forked_copy() { Err(Error::forked("pool").into()) } else { Ok(pool) }
+    if pool.client().is_forked_copy() {
+        Err(fdbroker_client::layer::forked("pool").into())
+    } else {
+        Ok(pool)
+    }
 }
 
 /// Has fdbroker_pool_alloc() allocate for this context from now on. What it has given out stays

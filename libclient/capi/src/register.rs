@@ -200,7 +200,7 @@ impl<'fd> Wanted<'fd> {
             let one = unsafe {
                 let deposit = allocations.get(index).and_then(|it| it.deposit());
                 deposit.and_then(|deposit| match deposit.recallable && !has_recall {
-                    true => Err(Error::no_recall_callback().into()),
+                    true => Err(fdbroker_client::layer::no_recall_callback().into()),
                     false => Ok((deposit, borrow(*fd)?)),
                 })
             };

@@ -3,7 +3,8 @@
 
 use crate::failure::Failure;
 use crate::limits::CALLBACK_TIMEOUT;
-use fdbroker_client::{ErrorCode, lock};
+use fdbroker_client::ErrorCode;
+use fdbroker_client::layer::lock;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

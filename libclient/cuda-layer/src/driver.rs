@@ -177,7 +177,7 @@ fn gpu_named(device: c_int) -> Gpu {
         (answer == SUCCESS).then_some(uuid)
     });
     let of_device = |attribute| u32::try_from(attribute_of(device, attribute)?).ok();
-    fdbroker_client::cuda::gpu_named(uuids, ATTRIBUTES_OF_PLACE.map(of_device))
+    fdbroker_client::layer::cuda_gpu_named(uuids, ATTRIBUTES_OF_PLACE.map(of_device))
 }
 
 /// What a device has of an attribute. `None`: the driver does not say.

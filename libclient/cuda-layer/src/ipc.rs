@@ -16,8 +16,9 @@ use crate::result::{
     OPERATING_SYSTEM, OUT_OF_MEMORY, SUCCESS,
 };
 use crate::say::{News, once};
+use fdbroker_client::layer::lock;
 use fdbroker_client::{
-    Client, Deadline, DriverData, Error, ErrorCode, Handle, MemoryKind, Registration, lock,
+    Client, Deadline, DriverData, Error, ErrorCode, Handle, MemoryKind, Registration,
 };
 use fdbroker_layer::{Fetched, REGISTER_TIMEOUT, SharedLease, is_absent};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};

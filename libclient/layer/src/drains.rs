@@ -1,7 +1,7 @@
 //! Whether others have given back what this process has ended. Must never wait for more than one of
 //! them, nor longer than it is told.
 
-use fdbroker_client::lock;
+use fdbroker_client::layer::lock;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 

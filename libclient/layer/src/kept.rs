@@ -10,7 +10,8 @@
 use crate::hidden::{self, Hidden};
 use crate::lease::{Fd, Fetched, OpenFd};
 use crate::limits::{KEPT_BYTES, KEPT_TIME, PRESSED_TIME, RECENT, SOON_AGAIN, TIMES};
-use fdbroker_client::{AllocationId, Handle, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{AllocationId, Handle};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

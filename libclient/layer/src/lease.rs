@@ -2,7 +2,8 @@
 //! lease while either lives.
 
 use crate::hidden::Hidden;
-use fdbroker_client::{AllocationInfo, Grant, Handle, Lease, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{AllocationInfo, Grant, Handle, Lease};
 use fdbroker_scm::File;
 use fdbroker_virtual_fds::{Granted, let_go};
 use nix::errno::Errno;

@@ -4,7 +4,8 @@
 //! handle of an allocation that has ended, and is asked for the number then.
 
 use crate::limits::{IN_A_ROW, MISSES_AHEAD};
-use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle, lock};
+use fdbroker_client::layer::lock;
+use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle};
 use fdbroker_virtual_fds::VirtualFd;
 use std::collections::VecDeque;
 use std::sync::Mutex;

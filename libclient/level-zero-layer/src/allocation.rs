@@ -3,7 +3,8 @@
 
 use crate::below;
 use crate::key::{Bytes, fd_of};
-use fdbroker_client::{ErrorCode, Gpu, level_zero};
+use fdbroker_client::layer::level_zero_gpu_named;
+use fdbroker_client::{ErrorCode, Gpu};
 use fdbroker_scm::File;
 use level_zero_sys::*;
 use nix::unistd::{Whence, lseek};
@@ -89,7 +90,7 @@ impl Allocation {
         }
         // SAFETY: as above.
         let told = below::DEVICE_PLACE.get().map(|ask| unsafe { ask(device, &raw mut place) });
-        Some(level_zero::gpu_named(&of, (told == Some(SUCCESS)).then_some(place.address)))
+        Some(level_zero_gpu_named(&of, (told == Some(SUCCESS)).then_some(place.address)))
     }
 
     /// A duplicate of the fd of a new export, whose handles go back to the driver.

@@ -1,7 +1,7 @@
 //! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when
 //! that memory is destroyed. Must never make a forked child wait for a lock of its parent's.
 
-use fdbroker_client::lock;
+use fdbroker_client::layer::lock;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -11,7 +11,7 @@ use crate::kept::{self, Kept};
 use crate::key::{Bytes, fd_of, with_fd};
 use crate::limits::RETIRE_TIMEOUT;
 use crate::produce::say_why;
-use fdbroker_client::level_zero::kind_of;
+use fdbroker_client::layer::kind_of;
 use fdbroker_client::{Deadline, Deposit, Error, Facts, Registration};
 use fdbroker_layer::REGISTER_TIMEOUT;
 use fdbroker_virtual_fds::VirtualFd;

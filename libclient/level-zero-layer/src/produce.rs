@@ -8,7 +8,7 @@ use crate::guard::guard;
 use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
 use crate::produced::Given;
 use crate::say::{News, once};
-use fdbroker_client::level_zero::kind_of;
+use fdbroker_client::layer::kind_of;
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
 use fdbroker_layer::{ProgramsFd, REGISTER_TIMEOUT};
 use fdbroker_virtual_fds::VirtualFd;

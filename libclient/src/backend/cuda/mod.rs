@@ -30,7 +30,7 @@
 //! drops call nothing.
 
 mod device;
-mod driver;
+pub(crate) mod driver;
 mod foreign;
 mod memory;
 mod raw;
@@ -40,8 +40,6 @@ use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
-#[doc(hidden)]
-pub use driver::gpu_named;
 pub use memory::CudaMemory;
 
 pub use super::device::{export_pointer, opener, retire_pointer};

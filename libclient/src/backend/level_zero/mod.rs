@@ -36,8 +36,8 @@
 
 mod context;
 mod device;
-mod driver;
-mod fd;
+pub(crate) mod driver;
+pub(crate) mod fd;
 mod foreign;
 mod memory;
 
@@ -47,10 +47,6 @@ use fdbroker_protocol::MemoryKind;
 
 pub use context::FdCloser;
 pub use device::Device;
-#[doc(hidden)]
-pub use driver::gpu_named;
-#[doc(hidden)]
-pub use fd::kind_of;
 pub use memory::LevelZeroMemory;
 
 pub use super::device::{export_pointer, opener, retire_pointer};
