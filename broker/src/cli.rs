@@ -38,6 +38,9 @@ pub fn run(args: &Args) -> ExitCode {
             "{why}; serving with the settings of the last good start until a reload or restart"
         );
     }
+    if let Some(dir) = &args.private {
+        crate::node::leftovers::sweep(dir);
+    }
     match crate::start::run(settings, || {}) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

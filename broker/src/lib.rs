@@ -38,7 +38,7 @@ mod start;
 pub use clients::schedulers;
 pub use fds::classify;
 pub use node::error::ListenError;
-pub use node::{generation_page, lock, names};
+pub use node::{generation_page, leftovers, lock, names};
 pub use settings::config::{self, ConfigError};
 pub use settings::preflight;
 pub use settings::{Environment, Host, Mode, Settings};

@@ -524,6 +524,14 @@ pub const PATH_BYTES: usize = 4096;
 /// read again, the loop parses it, a microsecond for each byte in the worst case.
 pub const CONFIG_FILE_BYTES: usize = 128 * 1024;
 
+/// Entries of a temporary directory that a private broker looks at before it serves: some
+/// milliseconds.
+pub const LEFTOVER_LOOKS: usize = 4096;
+
+/// Directories of killed brokers that the next one removes: each has up to 96 MiB of records, which
+/// takes milliseconds. More than one for each start, so that they become fewer.
+pub const LEFTOVERS_REMOVED: usize = 8;
+
 /// Most processes that close fds or look at them; they start when they are needed. One serves one
 /// user at a time, so as many users can have closes that take long.
 pub const LANES_MAX: usize = 32;

@@ -3,8 +3,8 @@
 
 use crate::error::{Context, Error, Result};
 use crate::output::say;
-use fdbrokerd::ListenError;
 use fdbrokerd::lock::DirectoryLock;
+use fdbrokerd::{ListenError, leftovers};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkdtemp};
@@ -41,9 +41,13 @@ const SOCKET_PATH_MAX: usize = 108;
 /// The longest name of a socket below the runtime directory.
 const SOCKET_PATH_ROOM: usize = 40;
 
-/// A directory with mode 0700 that is removed when this value is dropped.
+/// A directory with mode 0700 that is removed when this value is dropped; where its owner and the
+/// owner's broker are killed, by the next private broker.
 #[derive(Debug)]
-pub struct RuntimeDir(PathBuf);
+pub struct RuntimeDir {
+    path: PathBuf,
+    mark: File,
+}
 
 impl RuntimeDir {
     /// Makes a directory in `$XDG_RUNTIME_DIR`, else in `$TMPDIR`, else in /tmp: in the first one
@@ -60,8 +64,8 @@ impl RuntimeDir {
                 refused.push(format!("{}: too long for a socket's path", parent.display()));
                 continue;
             }
-            match mkdtemp(&parent.join("fdbroker-XXXXXX")) {
-                Ok(path) => return Ok(RuntimeDir(path)),
+            match mkdtemp(&parent.join(format!("{}XXXXXX", leftovers::PREFIX))) {
+                Ok(path) => return Self::marked(path),
                 Err(cause) => refused.push(format!("{}: {cause}", parent.display())),
             }
         }
@@ -71,16 +75,31 @@ impl RuntimeDir {
         )))
     }
 
+    fn marked(path: PathBuf) -> Result<Self> {
+        match leftovers::mark(&path) {
+            Ok(mark) => Ok(RuntimeDir { path, mark }),
+            Err(cause) => {
+                let _ = std::fs::remove_dir_all(&path);
+                Err(cause).context(|| format!("mark {}", path.display()))
+            }
+        }
+    }
+
     /// The path of the directory.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// What says that the directory is in use, for another process of its.
+    fn in_use(&self) -> Result<File> {
+        self.mark.try_clone().context(|| "keep the directory")
     }
 }
 
 impl Drop for RuntimeDir {
     fn drop(&mut self) {
         // If this fails, the directory stays until the next boot.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
@@ -109,7 +128,7 @@ struct Settings {
     is_own: bool,
     /// What says that the directory is in use. Each broker has it, too, from its first moment to
     /// its last: one whose owner was killed before it had begun to serve may still come to that.
-    lock: Option<File>,
+    lock: File,
 }
 
 impl Settings {
@@ -139,9 +158,7 @@ impl Settings {
         // clients.
         command.process_group(0);
         crate::signals::wake_when_orphaned(&mut command);
-        if let Some(lock) = &self.lock {
-            pass_on(lock.as_raw_fd(), &mut command);
-        }
+        pass_on(self.lock.as_raw_fd(), &mut command);
         command.spawn().context(|| "start the broker")
     }
 }
@@ -151,8 +168,9 @@ impl PrivateBroker {
     /// cap; `None`: the daemon's default. `is_quiet`: its log has errors alone.
     pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
         let dir = RuntimeDir::create()?;
-        let settings =
-            Settings { dir: dir.path().to_owned(), max_fds, is_quiet, is_own: true, lock: None };
+        let lock = dir.in_use()?;
+        let path = dir.path().to_owned();
+        let settings = Settings { dir: path, max_fds, is_quiet, is_own: true, lock };
         let mut broker = Self::start_with(settings)?;
         broker.own_dir = Some(dir);
         Ok(broker)
@@ -161,7 +179,7 @@ impl PrivateBroker {
     /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves. `lock` is
     /// locked as long as this value or its broker is there.
     pub fn start_in(dir: &Path, max_fds: Option<u64>, lock: File) -> Result<Self> {
-        let (dir, lock) = (dir.to_owned(), Some(lock));
+        let dir = dir.to_owned();
         Self::start_with(Settings { dir, max_fds, is_quiet: false, is_own: false, lock })
     }
 

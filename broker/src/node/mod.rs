@@ -5,6 +5,7 @@ pub(crate) mod config_file;
 pub mod directories;
 pub mod error;
 pub mod generation_page;
+pub mod leftovers;
 pub mod listeners;
 pub mod lock;
 pub mod mark;

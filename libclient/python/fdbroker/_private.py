@@ -1,5 +1,6 @@
 """A broker of one's own, for a program and its children. Must never outlive them: it ends when the last of them does."""
 
+import fcntl
 import os
 import select
 import shutil
@@ -27,8 +28,8 @@ class PrivateBroker(Broker):
         admin = os.path.join(self._folder, "fdbroker-admin", "admin.sock")
         return {"FDBROKER_SOCKET": self.socket, "FDBROKER_ADMIN_SOCKET": admin}
 
-    def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int) -> None:
-        self._folder, self._child, self._life = folder, child, life
+    def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int, mark: int) -> None:
+        self._folder, self._child, self._life, self._mark = folder, child, life, mark
         self._owner = os.getpid()
 
     @property
@@ -48,6 +49,24 @@ class PrivateBroker(Broker):
             os.close(life)
             _end(self._child)
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._mark)
+
+
+def _mark(folder: str) -> int:
+    """Marks it as one that goes with the processes that have this fd: when they were killed, the next private broker removes it
+    (broker/src/node/leftovers.rs)."""
+    with open("/proc/sys/kernel/random/boot_id") as source:
+        name = f"owner-{source.read().strip()}"
+    unnamed = os.path.join(folder, "owner")
+    mark = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        # Before it has its name: whoever finds one without a lock takes its owner for dead.
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        os.rename(unnamed, os.path.join(folder, name))
+    except BaseException:
+        os.close(mark)
+        raise
+    return mark
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
@@ -70,6 +89,11 @@ def private_broker(max_fds: Optional[int] = None, settings: Optional[Dict[str, A
     :func:`fdbroker.connect`.
     """
     folder = tempfile.mkdtemp(prefix="fdbroker-")
+    try:
+        mark = _mark(folder)
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise NotSupported(f"the directory {folder} cannot be used: {error}") from error
     ready, ready_write = os.pipe()
     life_read, life = os.pipe()
     command: List[str] = [_native.program_path("fdbrokerd"), "--private", folder, "--log", "error"]
@@ -82,7 +106,8 @@ def private_broker(max_fds: Optional[int] = None, settings: Optional[Dict[str, A
     try:
         try:
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(ready_write, life_read), start_new_session=True
+                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(ready_write, life_read, mark),
+                start_new_session=True,
             )
         finally:
             os.close(ready_write)
@@ -94,28 +119,29 @@ def private_broker(max_fds: Optional[int] = None, settings: Optional[Dict[str, A
         child.stderr.close()
         made = connect(os.path.join(folder, "fdbroker", "broker.sock"), **options)
     except OSError as error:
-        _give_up(child, life, folder)
+        _give_up(child, life, folder, mark)
         if isinstance(error, NotConnected):
             raise
         raise NotSupported(f"the broker cannot be run: {error}") from error
     except BaseException:
-        _give_up(child, life, folder)
+        _give_up(child, life, folder, mark)
         raise
     finally:
         os.close(ready)
     broker = PrivateBroker(made._live().take())
     made.close()
-    broker._own(folder, child, life)
+    broker._own(folder, child, life, mark)
     return broker
 
 
-def _give_up(child: "Optional[subprocess.Popen[bytes]]", life: int, folder: str) -> None:
+def _give_up(child: "Optional[subprocess.Popen[bytes]]", life: int, folder: str, mark: int) -> None:
     os.close(life)
     if child is not None:
         _end(child)
         if child.stderr is not None:
             child.stderr.close()
     shutil.rmtree(folder, ignore_errors=True)
+    os.close(mark)
 
 
 def _await(ready: int, child: "subprocess.Popen[bytes]") -> Optional[str]:

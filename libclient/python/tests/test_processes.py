@@ -14,13 +14,44 @@ import time
 import unittest
 
 import fdbroker
-from support import BrokerCase, in_child, mappings, open_fds, script
+from support import SOON_S, BrokerCase, in_child, mappings, open_fds, script
 
 
 def consume(socket, handle, answers):
     """In a process of its own."""
     with fdbroker.connect(socket) as broker:
         answers.put(bytes(broker.open(handle).memoryview()[:5]))
+
+
+class Left(unittest.TestCase):
+    def test_private_broker_when_owners_were_killed_then_the_next_removes_what_is_left_and_nothing_else(self):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "TMPDIR": folder}
+            code = "import fdbroker, sys; b = fdbroker.private_broker(); print(b.pid, b._folder, flush=True); sys.stdin.read()"
+
+            def owner():
+                child = subprocess.Popen(
+                    [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+                )
+                self.addCleanup(child.wait)
+                self.addCleanup(child.kill)
+                self.addCleanup(child.stdin.close)
+                self.addCleanup(child.stdout.close)
+                pid, place = child.stdout.readline().split()
+                return child, int(pid), place
+
+            (dead, its_broker, left), (_, alone, without_broker), (_, _, alive) = owner(), owner(), owner()
+            os.kill(alone, signal.SIGKILL)
+            os.kill(its_broker, signal.SIGKILL)
+            dead.kill()
+            dead.wait()
+            until = time.monotonic() + SOON_S
+            # The kernel may take a moment to end what was killed.
+            while os.path.exists(left) and time.monotonic() < until:
+                last, _, _ = owner()
+                last.stdin.close()
+                last.wait()
+            self.assertEqual([os.path.exists(path) for path in (left, without_broker, alive)], [False, True, True])
 
 
 class Threads(BrokerCase):
