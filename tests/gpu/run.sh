@@ -6,13 +6,13 @@ set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 
 case ${1-} in
-  '' | library | pytorch | malloc)
+  '' | library | pytorch | malloc | weights)
     [ $# -le 1 ] || { echo "tests/gpu/run.sh: too many arguments (--help explains)" >&2; exit 2; } ;;
   objects)
     [ $# -le 2 ] || { echo "tests/gpu/run.sh: too many arguments (--help explains)" >&2; exit 2; } ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/gpu/run.sh [library | pytorch | malloc | objects [MIB]]
+usage: tests/gpu/run.sh [library | pytorch | malloc | weights | objects [MIB]]
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
 for namespaces of processes, and some thirteen minutes; each part alone takes less than ten. FDBROKER_BIN_DIR names a directory with the programs, built before
@@ -24,6 +24,7 @@ JSON lines. What this machine lacks is named by a line `not run: PART: REASON`, 
             (tests/gpu/pytorch/run.py does this, too; its --part one of it)
   malloc    cudaMalloc and CUDA's IPC calls: what the driver says with the layer and without it, row by row, times beside each other, and
             PyTorch's default allocator
+  weights   of `library` a safetensors file by load_safetensors, beside safetensors' own loading (a plain reader where it is missing)
   objects   of `library` named objects alone, with MIB of named weights (32768, or half of a small device), in 100 s at most, without PyTorch
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no GPU here.
@@ -77,6 +78,13 @@ library() {
     FDBROKER_TEST_DEVICE=cuda python3 libclient/python/tests/run.py ExamplesOnGpu
   # A state dict by one name, beside torch.multiprocessing.
   part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
+  weights
+}
+# A safetensors file, beside what a program does without a broker.
+weights() {
+  local library=$FDBROKER_BIN_DIR/capi/libfdbroker.so.0
+  [ -e "$library" ] || library=$FDBROKER_BIN_DIR/libfdbroker.so.0
+  part "weights" 220 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/weights.py
 }
 
 case ${1-} in
