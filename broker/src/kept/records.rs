@@ -7,7 +7,7 @@ use fdbroker_core::{
     Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now, PodKey,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, Facts, Gpu, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, Gpu, GpuItem, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -109,7 +109,7 @@ impl Place {
 struct SavedMemory<'a> {
     kind: u8,
     device: u32,
-    gpu: [u8; size_of::<Gpu>()],
+    gpu: [u8; size_of::<GpuItem>()],
     size_bytes: u64,
     fd_offset: u64,
     owner_allocation_id: u64,

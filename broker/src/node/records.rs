@@ -6,7 +6,7 @@
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
 use fdbroker_core::{DomainKey, FileId, FormerLife, FormerSlot, OwnerKey, PodKey, Record};
-use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Gpu, GpuItem, MemoryKind, Share};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -45,7 +45,7 @@ mod word {
 }
 
 /// Words of a GPU.
-const GPU_WORDS: usize = size_of::<Gpu>() / 4;
+const GPU_WORDS: usize = size_of::<GpuItem>() / 4;
 
 /// Bits of a minor number, of a device in 32 bits (linux/kdev_t.h).
 const MINOR_BITS: u32 = 20;
