@@ -16,8 +16,8 @@ use std::path::Path;
 /// What the name of a directory of a private broker begins with.
 pub const PREFIX: &str = "fdbroker-";
 
-/// The name of the mark: of this boot, as an earlier one's locks are gone, and another node's may be
-/// invisible here. What an earlier boot has left is the temporary directory's to clear.
+/// The name of the mark: of this boot, as an earlier one's locks are gone, and another node's may
+/// be invisible here. What an earlier boot has left is the temporary directory's to clear.
 pub fn mark_name() -> io::Result<String> {
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(format!("owner-{}", boot_id.trim()))

@@ -59,8 +59,8 @@ error_codes! {
     OwnerGone = 10, "OWNER_GONE", "the process that owned the allocation has ended; get a new handle from a live owner";
     /// The owner did not answer a recall, or could not export again (value = its error code).
     OwnerSilent = 11, "OWNER_SILENT", "the owner did not give the fd again when recalled; check that it runs and serves its recall callback";
-    /// The caller's own fd table is full, or a security module keeps the fd from it. Nothing is lost:
-    /// retry.
+    /// The caller's own fd table is full, or a security module keeps the fd from it. Nothing is
+    /// lost: retry.
     LocalFdLimit = 12, "LOCAL_FD_LIMIT", "this process has no free fd: close some or raise RLIMIT_NOFILE; or a security module keeps this fd from it (SELinux: `avc: denied` in the kernel's log); then retry: nothing is lost";
     /// The fd deposited is of a type that cannot be shared; value = `FdType`.
     UnsupportedFd = 13, "UNSUPPORTED_FD", "this fd cannot be shared; deposit a dma-buf, a CUDA VMM fd, or a memfd with F_SEAL_SHRINK and F_SEAL_SEAL, with its true size";
@@ -173,14 +173,14 @@ with_wire_form! {
     /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
     ///
     /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
-    /// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the process
-    /// that holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain
-    /// alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is
-    /// the owner's, told to its own domain alone. For
-    /// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
-    /// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
-    /// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
-    /// `pid` its maker, 0 = nobody. For a grant: [`crate::message::GrantItem::status`]. Otherwise 0.
+    /// beyond all numbers; of `fds` with what fills it, see [`Status::declared`]), `pid` the
+    /// process that holds most of it, or 0 and a flag in `scope` that says who does; told to its
+    /// own domain alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not
+    /// answer; `pid` is the owner's, told to its own domain alone. For `UNSUPPORTED_FD`: `value` is
+    /// an [`FdType`]. For a version refusal (`PROTOCOL` in answer to hello): `value` is the
+    /// broker's version. For a request about objects: `value` and `pid` as the code says;
+    /// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its
+    /// maker, 0 = nobody. For a grant: [`crate::message::GrantItem::status`]. Otherwise 0.
     Status, StatusItem {
         /// 0 or an [`ErrorCode`].
         code: u16, U16;

@@ -333,10 +333,11 @@ impl Client {
         Ok(outcomes.collect())
     }
 
-    /// Ends many without waiting for the broker, which hears of them within a millisecond, or before
-    /// what is asked of it next, and is not asked what has become of them:
-    /// [`crate::Notice::Drained`] follows for those of which others have leases. A buffer of this library, and what had ended before, are left as they
-    /// are. [`Client::flush`] and [`Client::settle`] wait for them.
+    /// Ends many without waiting for the broker, which hears of them within a millisecond, or
+    /// before what is asked of it next, and is not asked what has become of them:
+    /// [`crate::Notice::Drained`] follows for those of which others have leases. A buffer of this
+    /// library, and what had ended before, are left as they are. [`Client::flush`] and
+    /// [`Client::settle`] wait for them.
     pub fn unregister_soon<R: Into<RegistrationRef>>(&self, what: impl IntoIterator<Item = R>) {
         let common = self.common();
         if !self.is_forked_copy() {

@@ -135,7 +135,7 @@ impl Registering {
             Claim::Closed => Err(connection.lost("register")),
             // Answers to others will bring some.
             Claim::TimedOut => Ok(None),
-            Claim::Ask { .. } => {
+            Claim::Ask => {
                 let asked = self.request(&[]).start(&connection);
                 // Nobody is to wait until this one is tested.
                 connection.credits.asked();

@@ -406,8 +406,9 @@ fn early_when_other_threads_have_rows_too_then_the_oldest_are_given_up() {
     let handles: Vec<CuMemHandle> = (A..A + 40).collect();
     let mut records = side_by_side(&handles);
     let threads: Vec<_> = (0..10)
-        .map(|thread| {
-            let id = exported(&mut records, A + 4 * thread, thread as i32);
+        .zip((A..).step_by(4))
+        .map(|(thread, handle)| {
+            let id = exported(&mut records, handle, thread);
             records.begin_early(id)
         })
         .collect();
