@@ -419,19 +419,13 @@ pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 /// thousand of them a second.
 pub const MANAGER_RETRY: Duration = Duration::from_millis(2);
 
-/// Messages to the service manager about kept allocations in a chore, each some 3 us.
-pub const MESSAGES_PER_CHORE: usize = 32;
+/// Entries of the service manager's store beside those of carriers of what is kept: the state that
+/// is handed over, its carriers (both are few), the log of what is kept, and some more.
+pub const STORED_BESIDE_CARRIERS: u64 = 128;
 
-/// Entries of the service manager's store beside those of kept allocations and of carriers of kept
-/// objects: the state that is handed over, its carriers (both are few), the log of what is kept,
-/// and some more.
-pub const STORED_BESIDE_KEPT: u64 = 128;
-
-/// Entries of the service manager's store for so many kept allocations, and all that is beside
-/// them.
-pub fn store_entries(kept_allocations: u64, table_fds: u64) -> u64 {
-    let carriers = 2 * kept_carriers(table_fds) as u64;
-    kept_allocations.saturating_add(STORED_BESIDE_KEPT + carriers)
+/// Entries of the service manager's store for all that is kept, and what is beside it.
+pub fn store_entries(table_fds: u64) -> u64 {
+    STORED_BESIDE_CARRIERS + 2 * kept_carriers(table_fds) as u64
 }
 
 /// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is
@@ -470,8 +464,9 @@ pub const HOST_FDS_PER_CARRIER: usize = 128;
 pub const DEVICE_FDS_PER_CARRIER: usize = 16;
 const _: () = assert!(DEVICE_FDS_PER_CARRIER < HOST_FDS_PER_CARRIER);
 
-/// Messages of a carrier that are written anew in a chore, each some 2 us.
-pub const MESSAGES_REWRITTEN: usize = 32;
+/// Messages that are written into carriers in a chore, and sent to the service manager about what
+/// is to leave its store, each some 3 us.
+pub const MESSAGES_PER_CHORE: usize = 32;
 
 /// Empty carriers that the service manager has ahead: one is kept for fds that are written anew,
 /// one is for the next new one.
@@ -481,7 +476,7 @@ pub const CARRIERS_AHEAD: usize = 2;
 /// from it in microseconds, the service manager reads some thousand messages a second.
 pub const CARRIER_RETRY: Duration = Duration::from_millis(20);
 
-/// Most carriers for kept objects in a broker whose table has `table_fds` places: both ends of each
+/// Most carriers for what is kept by a broker whose table has `table_fds` places: both ends of each
 /// are open, and are entries of the service manager's store, whose time for all of them is
 /// quadratic. 16,384 fds of host memory, or 2,048 of devices.
 pub fn kept_carriers(table_fds: u64) -> usize {

@@ -152,8 +152,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     let short = server.store_short();
     if short > 0 {
         log::warn!(
-            "caps.node.kept_allocations is more than the service manager's store has room for: {short} of them would be lost in a crash; \
-             raise FileDescriptorStoreMax= of the unit by {short}, or lower the cap"
+            "the service manager's store lacks {short} entries for what may be kept: what finds no place would be lost in a crash; \
+             raise FileDescriptorStoreMax= of the unit by {short}"
         );
     }
     if let Err(error) = server.settings.keep_as_good() {
@@ -240,9 +240,7 @@ pub(crate) fn prepare(
         fds: std::mem::take(&mut inherited.kept),
         strays: std::mem::take(&mut inherited.strays),
     };
-    let kept_allocations = settings.core.node[fdbroker_protocol::Resource::KeptAllocations];
-    let sizes = (settings.table_fds, kept_allocations);
-    let (kept, mut found) = CrashStore::open(&manager, stored, sizes, settings.kernel);
+    let (kept, mut found) = CrashStore::open(&manager, stored, settings.table_fds);
     found.unknown.drain(..).for_each(|fd| left.put_back(fd));
     let mut is_anew = restored.is_none();
     let (core, key, page) = match restored {

@@ -202,10 +202,6 @@ fn item(flags: u8) -> RegisterItem {
     }
 }
 
-fn kept(manager: &Manager) -> usize {
-    manager.stored().iter().filter(|name| name.starts_with('k')).count()
-}
-
 /// For longer than any test takes.
 const KEPT_LONG: [&str; 2] = ["--set", "limits.keep_ttl_ms=600000"];
 
@@ -215,7 +211,7 @@ fn assert_soon_over(manager: &mut Manager) {
     manager.end(Signal::SIGKILL);
     manager.use_flags(&["--set", "limits.keep_ttl_ms=100"]);
     manager.start(&[]);
-    eventually("their time is over", || kept(manager) == 0);
+    eventually("their time is over", || manager.carried() == 0);
 }
 
 #[test]
@@ -230,14 +226,14 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
         assert!(registered[0].status.get().is_ok(), "{}", registered[0].status.get());
         handles.push(registered[0].handle.get());
     }
-    eventually("all are stored", || kept(&manager) == 20);
+    eventually("all are stored", || manager.carried() == 20);
     owner.unregister(&[handles[0].id()]);
-    eventually("one is out of the store", || kept(&manager) == 19);
+    eventually("one is out of the store", || manager.carried() == 19);
     // A planned restart leaves them as they are.
     manager.end(Signal::SIGTERM);
     manager.start(&[]);
     owner.unregister(&[handles[1].id()]);
-    eventually("another one is out of the store", || kept(&manager) == 18);
+    eventually("another one is out of the store", || manager.carried() == 18);
 
     manager.end(Signal::SIGKILL);
     manager.start(&[]);
@@ -272,7 +268,7 @@ fn kept_allocations_when_their_job_has_ended_then_its_still_over_a_restart_and_a
     assert_eq!((job.uses.connections.now.get(), job.left_allocations.get()), (1, 0));
     drop(owner);
     eventually("it is noticed", || admin.status().uses.connections.now.get() == 0);
-    eventually("it is stored", || kept(&manager) == 1);
+    eventually("it is stored", || manager.carried() == 1);
     let left = |manager: &Manager| {
         let admin = admin_of(manager);
         let [job] = admin.jobs()[..] else { panic!("one job") };
@@ -326,7 +322,7 @@ fn kept_allocations_when_the_broker_is_killed_while_the_manager_is_stuck_then_th
         registered.handle.get()
     };
     let mut handles = vec![keep(&blocks[0])];
-    eventually("it is stored", || kept(&manager) == 1);
+    eventually("it is stored", || manager.carried() == 1);
     manager.while_stuck(|manager| {
         handles.extend(blocks[1..].iter().map(&mut keep));
         manager.signal(Signal::SIGKILL);
@@ -350,7 +346,6 @@ fn kept_allocations_when_unregistered_while_there_is_no_broker_then_refused_and_
     manager.start(&[]);
     let (told, on_notice) = notices();
     let client = builder(&manager, "client").on_notice(on_notice).connect().expect("connect");
-    // Of two files: the store takes each once.
     let blocks = [Blocks::new(1), Blocks::new(2)];
     let keep = |index: usize| {
         let deposit = blocks[index].deposit(index).keep(true);
@@ -358,7 +353,7 @@ fn kept_allocations_when_unregistered_while_there_is_no_broker_then_refused_and_
         client.register(&deposit, fd.as_fd(), patience()).expect("registered")
     };
     let registrations = [keep(0), keep(1)];
-    eventually("both are stored", || kept(&manager) == 2);
+    eventually("both are stored", || manager.carried() == 2);
     manager.end(Signal::SIGKILL);
     let lost = |notice| matches!(notice, Notice::Disconnected).then_some(());
     told.until("the broker is lost", lost);
@@ -366,7 +361,7 @@ fn kept_allocations_when_unregistered_while_there_is_no_broker_then_refused_and_
 
     manager.start(&[]);
 
-    eventually("one is out of the store", || kept(&manager) == 1);
+    eventually("one is out of the store", || manager.carried() == 1);
     let consumer = builder(&manager, "consumer").connect().expect("connect");
     let [ended, stays] =
         [0, 1].map(|index: usize| consumer.acquire(&registrations[index].handle, patience()));
@@ -384,7 +379,7 @@ fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_
         let block = memfd(c"block", BLOCK_BYTES, all_seals());
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
         assert!(registered.status.get().is_ok(), "{}", registered.status.get());
-        eventually("it is stored", || kept(&manager) == 1);
+        eventually("it is stored", || manager.carried() == 1);
         drop(owner);
         if is_killed {
             manager.end(Signal::SIGKILL);
@@ -402,13 +397,13 @@ fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_
             owner.request(Kind::Redeposit, |writer| writer.push(&head).push(&named), 1, &[]);
         let status = answer.registered().1[0].status.get();
         assert!(status.is_ok(), "{status}");
-        eventually("it is out of the store", || kept(&manager) == 0);
+        eventually("it is out of the store", || manager.carried() == 0);
         let (items, _) = Raw::connect(&manager.socket()).acquire(&[handle.get()]);
         assert_eq!(items[0].status.get().result(), Err(ErrorCode::Stale));
     }
 }
 
-/// Two ranges of one memfd, deposited with the same fd; the store takes an open file once.
+/// Two ranges of one memfd, deposited with the same fd.
 #[test]
 fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_until_their_time_is_over()
  {
@@ -432,7 +427,7 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
             registered.handle.get()
         };
         let mut handles = vec![range(0), range(1)];
-        eventually("their file is stored", || kept(&manager) == 1);
+        eventually("both are stored", || manager.carried() == 2);
         if let Some(ended) = ended {
             owner.unregister(&[handles.remove(ended).id()]);
         }
@@ -446,7 +441,7 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
             assert_eq!(codes, vec![None; handles.len()], "{ended:?} has ended");
             assert!(fds.len() == handles.len() && fds.iter().all(|fd| inode(fd) == inode(&memory)));
         }
-        assert_eq!(kept(&manager), 1);
+        eventually("those alone are stored", || manager.carried() == handles.len());
         assert_soon_over(&mut manager);
     }
 }
@@ -472,7 +467,7 @@ fn store_when_it_has_names_of_no_use_then_they_leave_it_and_one_line_says_so() {
     manager.put_back(strange.iter().map(|name| ((*name).to_owned(), fd())).collect());
     manager.start(&[]);
     eventually("they leave it", || {
-        let names = [manager.stored(), manager.stored_for_objects()].concat();
+        let names = [manager.stored(), manager.stored_for_kept()].concat();
         !names.iter().any(|name| strange.contains(&name.as_str()))
     });
     assert_eq!(manager.log().matches("names of no use").count(), 1, "{}", manager.log());

@@ -191,8 +191,7 @@ fn kept_memory_when_another_memfd_is_given_for_it_after_a_crash_with_a_store_the
     let fds = [filled(0), filled(1)];
     let register = |at: usize| client.register(&kept, fds[at].as_fd(), patience());
     let handle = register(0).expect("registered").handle;
-    let is_stored = || manager.stored().iter().any(|name| name.starts_with('k'));
-    eventually("it is stored", is_stored);
+    eventually("it is stored", || manager.carried() == 1);
     manager.end(Signal::SIGKILL);
     manager.start(&[]);
     told.until("reconnected", |it| matches!(it, Notice::Reconnected { .. }).then_some(()));

@@ -330,9 +330,8 @@ check "${restarts[*]##*/} under load: a new process, the same ledger, clients go
 check "no client saw an error, a disconnect or a lost lease" only_ok lasting
 check "nor those of resident memory" only_ok resident
 check "every handle works, a dead owner's included" everything_is_there
-# Six and six for each of three users; the list of what is kept, and both ends of the carrier of the fds of objects and of two empty
-# ones.
-store_holds_the_kept_only() { is "$(show NFileDescriptorStore)" 43; }
+# The list of what is kept, and both ends of the carrier of the fds of objects and allocations and of two empty ones.
+store_holds_the_kept_only() { is "$(show NFileDescriptorStore)" 7; }
 check "the store has what is kept and the lists of it, nothing else" soon store_holds_the_kept_only
 
 consumers_of_resident_end() {

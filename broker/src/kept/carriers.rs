@@ -1,5 +1,5 @@
-//! Carriers: pairs of sockets in whose queues the fds of kept objects lie, one message each. The
-//! service manager has both ends from before the first fd, so it is told nothing when an object
+//! Carriers: pairs of sockets in whose queues the fds of what is kept lie, one message each. The
+//! service manager has both ends from before the first fd, so it is told nothing when something
 //! comes or goes, and what lies there outlives this broker. A number says which fd a message has: a
 //! message can be written again elsewhere, and it does not matter where it lies. Must never close
 //! an fd here: messages are dropped by a lane, and what lives among them is written again before.
@@ -7,7 +7,7 @@
 use crate::fds::carrier::{self, look_into};
 use crate::fds::table::FdTable;
 use crate::limits::{
-    CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, MESSAGES_REWRITTEN,
+    CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, MESSAGES_PER_CHORE,
 };
 use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::SendError;
@@ -308,7 +308,7 @@ impl Carriers {
         self.urgent.remove(&at);
         self.dirty.remove(&at);
         let carrier = &self.all[&at];
-        let first: Vec<Parcel> = carrier.parcels.iter().take(MESSAGES_REWRITTEN).copied().collect();
+        let first: Vec<Parcel> = carrier.parcels.iter().take(MESSAGES_PER_CHORE).copied().collect();
         let last_dead = first.iter().rposition(|parcel| parcel.slot.is_none());
         // Without a dead one among the first, these go behind: the next look comes to the others.
         let mut count = last_dead.map_or(first.len(), |last| last + 1);

@@ -2,10 +2,8 @@
 //! it: a record without its fd is nothing, and so is an end of a carrier without the other.
 
 use crate::fds::carrier::Carrier;
-use crate::kept::files::FileKey;
 use crate::kept::log::{Log, LogError, payloads};
-use crate::kept::records::{Key, Record, SavedAllocation, decode, encode, replay};
-use crate::kernel::stat;
+use crate::kept::records::{Key, Record, decode, encode, replay};
 use crate::manager::inherited::names;
 use fdbroker_core::{Kept, KeptGroup};
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,20 +57,17 @@ pub struct FoundAll {
     pub last_version: Option<u64>,
     /// Fds of no use.
     pub unknown: Vec<OwnedFd>,
-    /// The files of the allocations.
-    pub(super) files: Vec<FileKey>,
 }
 
 impl FoundAll {
-    /// Reads a log, and has what lives by it, with the fds of groups out of `carried`, those of
-    /// allocations out of `stored`. The log, if it can be gone on with.
+    /// Reads a log, and has what lives by it, with the fds out of `carried`. The log, if it can be
+    /// gone on with.
     pub(super) fn read(
         &mut self,
         log: Option<OwnedFd>,
         mut carried: BTreeMap<u64, OwnedFd>,
-        stored: &mut BTreeMap<String, OwnedFd>,
     ) -> Option<Log> {
-        let log = log.map(|log| self.read_all(log, &mut carried, stored)).transpose();
+        let log = log.map(|log| self.read_all(log, &mut carried)).transpose();
         let log = log.unwrap_or_else(|error| {
             log::error!("the kept objects and allocations of before are lost, their table is of no use: {error}");
             None
@@ -86,7 +81,6 @@ impl FoundAll {
         &mut self,
         log: OwnedFd,
         carried: &mut BTreeMap<u64, OwnedFd>,
-        stored: &mut BTreeMap<String, OwnedFd>,
     ) -> Result<Log, LogError> {
         if !Log::can_be(log.as_fd()) {
             self.unknown.push(log);
@@ -94,59 +88,23 @@ impl FoundAll {
         }
         let (log, bytes) = Log::adopt(log)?;
         let table = replay(payloads(&bytes)).ok_or(LogError::Record)?;
+        let mut add = |key: Key, parcel: u64, record: Record<'_>| match carried.remove(&parcel) {
+            Some(fd) => self.whole.push(Found { payload: encode(&record), fd }),
+            None => log::error!("{key} is lost: its fd has not come"),
+        };
         for (version, group) in table.groups {
-            match carried.remove(&group.parcel) {
-                Some(fd) => self.add(Record::Group(group), fd),
-                None => {
-                    log::error!("{} is lost: its fd has not come", Key::Group(version));
-                }
-            }
+            add(Key::Group(version), group.parcel, Record::Group(group));
         }
-        let mut by_file: BTreeMap<FileKey, Vec<SavedAllocation<'_>>> = BTreeMap::new();
-        for saved in table.allocations.into_values() {
-            by_file.entry(saved.file).or_default().push(saved);
-        }
-        let all = by_file.len();
-        for (file, saved) in by_file {
-            // One that is something else is left, to go out of the store.
-            let is_it = |fd: &OwnedFd| stat(fd.as_fd()).is_ok_and(|it| it.inode == file.inode);
-            if stored.get(&file.name()).is_some_and(is_it)
-                && let Some(fd) = stored.remove(&file.name())
-            {
-                self.files.push(file);
-                self.add_allocations(saved, fd);
-            }
-        }
-        if self.files.len() < all {
-            let missing = all - self.files.len();
-            log::warn!("the service manager does not have {missing} fds of kept allocations");
+        for (slot, saved) in table.allocations {
+            add(Key::Allocation(slot), saved.parcel, Record::Allocation(saved));
         }
         Ok(log)
-    }
-
-    /// Allocations of one file: each has an fd of its own.
-    fn add_allocations(&mut self, mut saved: Vec<SavedAllocation<'_>>, fd: OwnedFd) {
-        let last = saved.pop();
-        for saved in saved {
-            match fd.try_clone() {
-                Ok(fd) => self.add(Record::Allocation(saved), fd),
-                Err(error) => log::error!("a kept allocation is lost: {error}"),
-            }
-        }
-        match last {
-            Some(saved) => self.add(Record::Allocation(saved), fd),
-            None => self.unknown.push(fd),
-        }
-    }
-
-    fn add(&mut self, record: Record<'_>, fd: OwnedFd) {
-        self.whole.push(Found { payload: encode(&record), fd });
     }
 }
 
 /// The name of an end of a carrier in the store.
 pub(super) fn end_name(carrier: u32, is_near: bool) -> String {
-    format!("{}{carrier}.{}", names::OBJECT_CARRIER_PREFIX, u8::from(is_near))
+    format!("{}{carrier}.{}", names::KEPT_CARRIER_PREFIX, u8::from(is_near))
 }
 
 /// Carriers both of whose ends are in `stored`, out of it, by their numbers.
@@ -174,6 +132,6 @@ pub(super) fn first_free(stored: &BTreeMap<String, OwnedFd>) -> u32 {
 
 /// The carrier whose end has this name. So many as `i32` has were never made.
 fn carrier_of(name: &str) -> Option<u32> {
-    let (number, _) = name.strip_prefix(names::OBJECT_CARRIER_PREFIX)?.split_once('.')?;
+    let (number, _) = name.strip_prefix(names::KEPT_CARRIER_PREFIX)?.split_once('.')?;
     number.parse().ok().filter(|number| *number < i32::MAX as u32)
 }

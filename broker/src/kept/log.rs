@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 /// First eight bytes; another format is another magic.
-const MAGIC: [u8; 8] = *b"FDBKEPT3";
+const MAGIC: [u8; 8] = *b"FDBKEPT4";
 /// Bytes of the head: a page, so that no write of a word crosses one.
 const HEAD_BYTES: u64 = 4096;
 /// Where in the head the words are, each with its checksum behind it.

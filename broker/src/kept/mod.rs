@@ -1,11 +1,9 @@
 //! What is kept outlives this broker, however it ends: its table is a log in one memfd, the fds of
-//! groups of objects lie in carriers, and the service manager has a duplicate of each of these from
-//! the start on; the fds of allocations are files in its store. Must never answer a seal before
-//! both have the group, nor let the loop wait for the service manager. Without a service manager's
-//! store there is none of it.
+//! groups of objects and of allocations lie in carriers, and the service manager has a duplicate of
+//! each of these from the start on. Must never answer a seal before both have the group, nor let
+//! the loop wait for the service manager. Without a service manager's store there is none of it.
 
 pub mod carriers;
-pub mod files;
 pub mod found;
 pub mod log;
 pub mod records;

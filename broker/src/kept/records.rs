@@ -2,7 +2,6 @@
 //! record: whatever it says, one name leads to one object at most, and a group without names is
 //! none.
 
-use crate::kept::files::FileKey;
 use fdbroker_core::{
     Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now, PodKey,
 };
@@ -221,8 +220,8 @@ impl<'a> SavedGroup<'a> {
 /// A [`Kept`] as it is written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedAllocation<'a> {
-    /// Its fd, as the service manager stores it.
-    pub file: FileKey,
+    /// The number of its fd in the carriers.
+    pub parcel: u64,
     place: Place,
     gid: u32,
     job: Option<(JobKey, JobName)>,
@@ -235,10 +234,10 @@ pub struct SavedAllocation<'a> {
 }
 
 impl<'a> SavedAllocation<'a> {
-    /// What to write of an allocation whose fd is this file.
-    pub fn of(kept: &'a Kept, file: FileKey) -> Self {
+    /// What to write of an allocation whose fd has this number.
+    pub fn of(kept: &'a Kept, parcel: u64) -> Self {
         SavedAllocation {
-            file,
+            parcel,
             place: Place::new(kept.id, kept.domain),
             gid: kept.gid,
             job: kept.job,
@@ -428,7 +427,7 @@ mod tests {
 
     fn allocation(slot: u32, generation: u32) -> SavedAllocation<'static> {
         SavedAllocation {
-            file: FileKey { inode: 1 << 40, slot: 3, generation: 4 },
+            parcel: 1 << 40,
             place: Place::new(AllocationId { slot, generation }, DOMAIN),
             gid: 100,
             job: Some((JobKey(6), JobName::new("job"))),
@@ -479,7 +478,7 @@ mod tests {
     fn allocation_when_written_and_read_then_the_same() {
         let saved = allocation(9, 8);
         let kept = saved.to_kept().unwrap();
-        assert_eq!(SavedAllocation::of(&kept, saved.file), saved);
+        assert_eq!(SavedAllocation::of(&kept, saved.parcel), saved);
         let bytes = encode(&Record::Allocation(saved.clone()));
         match decode(&bytes) {
             Some(Record::Allocation(read)) => assert_eq!(read, saved),

@@ -1,44 +1,44 @@
 //! What is kept as it outlives this broker, groups of objects and allocations: what its core says
-//! of them goes into the log, and their fds into carriers or to the service manager, in the order
-//! that a kill in between does no harm to. Must never let the loop wait, nor have a group in the
-//! log whose fd is in no carrier.
+//! of them goes into the log, and their fds into carriers, in the order that a kill in between does
+//! no harm to. Must never let the loop wait, nor have anything in the log whose fd is in no carrier.
 
 use crate::clock;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::kept::carriers::{Carriers, CarryError, Class};
-use crate::kept::files::{FileKey, KeptFiles};
 use crate::kept::found::{Found, FoundAll, Stored, end_name, first_free, pairs};
 use crate::kept::log::{Log, bytes_of};
 use crate::kept::records::{Key, Record, SavedAllocation, SavedGroup, encode};
-use crate::kernel::KernelFeatures;
 use crate::limits::{
-    CARRIER_RETRY, KEPT_LOG_AREA_BYTES, KEPT_LOG_COPIED_PER_CHORE, KEPT_LOG_COPIED_PER_WRITTEN,
-    KEPT_LOG_DEAD_BYTES, KEPT_LOG_GIVEN_BACK_PER_CHORE, MANAGER_PATIENCE, MESSAGES_PER_CHORE,
-    STORED_BESIDE_KEPT, VERSIONS_AHEAD, kept_carriers, kept_fds,
+    CARRIER_RETRY, CARRIERS_AHEAD, KEPT_LOG_AREA_BYTES, KEPT_LOG_COPIED_PER_CHORE,
+    KEPT_LOG_COPIED_PER_WRITTEN, KEPT_LOG_DEAD_BYTES, KEPT_LOG_GIVEN_BACK_PER_CHORE,
+    MANAGER_PATIENCE, MESSAGES_PER_CHORE, STORED_BESIDE_CARRIERS, VERSIONS_AHEAD, kept_carriers,
+    kept_fds,
 };
 use crate::manager::inherited::names;
 use crate::manager::notify::{Manager, StoreError};
 use fdbroker_core::{Core, GroupId, KeptChange, KeptGroup, Now};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource, Scope, Status};
-use std::collections::{BTreeMap, HashMap};
+use fdbroker_scm::SendError;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// Whose record it is in the core, and where its fd is.
+/// Whose record it is in the core.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// The number of its fd in the carriers.
-    Group(GroupId, u64),
-    Allocation(AllocationId, FileKey),
+    Group(GroupId),
+    Allocation(AllocationId),
 }
 
 /// What is remembered of something that is in the log.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     what: What,
+    /// The number of its fd in the carriers.
+    parcel: u64,
     /// What its record takes.
     bytes: u64,
 }
@@ -64,8 +64,14 @@ pub struct CrashStore {
 struct Table {
     log: Log,
     carriers: Carriers,
-    files: KeptFiles,
+    /// Names that are to leave the service manager's store.
+    strays: BTreeSet<String>,
     entries: BTreeMap<Key, Entry>,
+    /// What is in no carrier yet, and so not in the log.
+    waiting: BTreeMap<Key, What>,
+    /// There is no place for these before something leaves a carrier.
+    is_full: bool,
+    is_full_said: bool,
     /// What their records take in all.
     live_bytes: u64,
     prepared: Vec<Prepared>,
@@ -76,39 +82,24 @@ struct Table {
     is_failure_said: bool,
 }
 
-/// What the service manager's store has room for.
-struct Room {
-    carriers: usize,
-    fds: usize,
-    files: usize,
-}
-
 impl CrashStore {
     /// Goes on with what the service manager had, by name, or begins anew.
-    pub fn open(
-        manager: &Manager,
-        stored: Stored,
-        (table_fds, kept_allocations): (u64, u64),
-        features: KernelFeatures,
-    ) -> (Self, FoundAll) {
+    pub fn open(manager: &Manager, stored: Stored, table_fds: u64) -> (Self, FoundAll) {
         let mut found = FoundAll::default();
         if !manager.has_store() {
             found.unknown.extend(stored.fds.into_values());
             return (CrashStore { table: None, is_end_said: false }, found);
         }
-        let room = manager.entries_left(kept_allocations + STORED_BESIDE_KEPT) / 2;
+        let room = manager.entries_left(STORED_BESIDE_CARRIERS) / 2;
         let carriers = kept_carriers(table_fds).min(room);
-        if carriers == 0 {
+        if carriers < CARRIERS_AHEAD {
             log::warn!(
-                "the service manager's store has no room for kept objects, so every put that keeps is refused (kept_fds = 0): \
-                 it has {}, and {} are for kept allocations and the broker's own; raise FileDescriptorStoreMax",
+                "the service manager's store has no room for what is kept, so every put that keeps is refused (kept_fds = 0), and no allocation outlives a crash: \
+                 it has {}, and {STORED_BESIDE_CARRIERS} are for the broker's own; raise FileDescriptorStoreMax",
                 manager.entries_left(0),
-                kept_allocations + STORED_BESIDE_KEPT,
             );
         }
-        let files = manager.entries_left(STORED_BESIDE_KEPT + 2 * carriers as u64);
-        let room = Room { carriers, fds: kept_fds(table_fds), files };
-        let table = match Table::open(manager, stored, &room, features, &mut found) {
+        let table = match Table::open(manager, stored, (carriers, table_fds), &mut found) {
             Ok(mut table) => {
                 table.provide(manager, MANAGER_PATIENCE);
                 Some(table)
@@ -173,10 +164,11 @@ impl CrashStore {
     pub fn keep(&mut self, slot: u32, manager: &Manager, core: &Core, fds: &FdTable) {
         if let Some(table) = &mut self.table {
             let before = table.log.written();
-            table.keep(slot, core, fds);
+            let kept = core.kept(slot).map(|kept| What::Allocation(kept.id));
+            kept.into_iter().for_each(|kept| table.keep(kept, core, fds));
             table.commit(before, None, core);
-            // While there is room, all that waits is this one.
-            table.files.tell(manager, fds, 1);
+            // The next one has a place, however fast they come.
+            table.provide(manager, Duration::ZERO);
         }
     }
 
@@ -208,9 +200,10 @@ impl CrashStore {
     /// Does a bounded part of that.
     pub fn work(&mut self, manager: &Manager, core: &Core, fds: &mut FdTable, now: Now) {
         let Some(table) = &mut self.table else { return };
-        let is_told = table.files.tell(manager, fds, MESSAGES_PER_CHORE);
         // However much is to be dropped, there is room for what comes.
         let is_provided = table.provide(manager, Duration::ZERO);
+        let is_kept = table.keep_waiting(core, fds);
+        let is_rid = table.remove_strays(manager);
         let is_done = if table.carriers.is_dirty() {
             table.carriers.rewrite(fds)
         } else {
@@ -219,7 +212,7 @@ impl CrashStore {
             }
             true
         };
-        let is_all_done = is_told && is_provided && is_done;
+        let is_all_done = is_provided && is_kept && is_rid && is_done;
         table.retry_at = (!is_all_done).then(|| clock::after(now, CARRIER_RETRY));
     }
 
@@ -249,6 +242,7 @@ impl CrashStore {
     pub fn note_dropped(&mut self, carrier: u32) {
         if let Some(table) = &mut self.table {
             table.carriers.note_dropped(carrier);
+            table.is_full = false;
         }
     }
 }
@@ -257,12 +251,11 @@ impl Table {
     fn open(
         manager: &Manager,
         Stored { fds: mut stored, mut strays }: Stored,
-        room: &Room,
-        features: KernelFeatures,
+        (carriers, table_fds): (usize, u64),
         found: &mut FoundAll,
     ) -> io::Result<Table> {
         let first_new = first_free(&stored);
-        let mut carriers = Carriers::new(room.carriers, room.fds, first_new);
+        let mut carriers = Carriers::new(carriers, kept_fds(table_fds), first_new);
         let mut fds = BTreeMap::new();
         let mut failed = None;
         for (number, pair) in pairs(&mut stored) {
@@ -280,14 +273,14 @@ impl Table {
             }
         }
         if let Some(error) = failed {
-            log::error!("kept objects may be lost: carriers cannot be read, such as one: {error}");
+            log::error!("what is kept may be lost: carriers cannot be read, such as one: {error}");
         }
         if stored.contains_key(names::FORMER_BOOK) {
             log::warn!(
                 "the list of kept allocations is an older broker's: what it kept is lost if it was killed, until its owners come back"
             );
         }
-        let log = found.read(stored.remove(names::KEPT_LOG), fds, &mut stored);
+        let log = found.read(stored.remove(names::KEPT_LOG), fds);
         if let Some(name) = strays.first() {
             let count = strays.len();
             log::warn!(
@@ -300,14 +293,16 @@ impl Table {
             give_log(manager, &log)?;
         }
         strays.extend(stored.keys().cloned());
-        let files = KeptFiles::new(features, room.files, found.files.drain(..), strays);
         found.unknown.extend(stored.into_values());
         log.give_back(u64::MAX)?;
         Ok(Table {
             log,
             carriers,
-            files,
+            strays,
             entries: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            is_full: false,
+            is_full_said: false,
             live_bytes: 0,
             prepared: Vec::new(),
             copied_up_to: None,
@@ -325,30 +320,24 @@ impl Table {
         for found in found {
             let bytes = bytes_of(found.bytes());
             let its = found.record().and_then(|record| in_use(&record, &mut in_core, core));
-            let Some((key, what, slot, kind)) = its else {
+            let Some((what, parcel, (key, slot, kind))) = its else {
                 left.push(found.fd);
                 continue;
             };
-            match what {
+            if self.carriers.claim(parcel, slot, Class::of(kind)) {
+                self.entries.insert(key, Entry { what, parcel, bytes });
+            } else if let What::Group(_) = what {
                 // Its carrier is given up.
-                What::Group(group, parcel)
-                    if !self.carriers.claim(parcel, slot, Class::of(kind)) =>
-                {
-                    anew.push(group);
-                }
-                _ => drop(self.entries.insert(key, Entry { what, bytes })),
-            }
-            if let What::Allocation(_, file) = what {
-                self.files.add(file, slot);
+                anew.push(what);
             }
             // After a planned restart the fd is here already.
             left.extend(table.put(slot, kind, Files::default(), Some(found.fd)));
         }
-        in_core.into_values().chain(anew).for_each(|group| self.begin(group, core, table));
-        let slots: Vec<u32> = table.slots().map(|(slot, ..)| slot).collect();
+        anew.extend(in_core.into_values().map(What::Group));
         // Those that are there already are only written once more.
-        slots.into_iter().for_each(|slot| self.keep(slot, core, table));
-        self.files.drop_unused();
+        let kept = table.slots().filter_map(|(slot, ..)| core.kept(slot));
+        anew.extend(kept.map(|kept| What::Allocation(kept.id)));
+        anew.into_iter().for_each(|what| self.keep(what, core, table));
         // What the core has not goes out of the log here.
         self.compact(core, u64::MAX);
         self.give_back(u64::MAX);
@@ -387,23 +376,26 @@ impl Table {
             return Err(ErrorCode::Internal.into());
         }
         let slot = kept.id.slot;
-        let parcel = self.carry(slot, Class::of(kept.deposit.facts.kind), fds)?;
+        let parcel =
+            self.carry(slot, kept.deposit.facts.kind, fds).map_err(|error| match error {
+                CarryError::Full => {
+                    let groups = self.entries.range(Key::Group(0)..).count();
+                    Status::no_quota(Resource::KeptFds, Scope::Node, groups as u64, 0)
+                }
+                // Until clients have read theirs.
+                CarryError::InFlight => ErrorCode::Again.into(),
+                CarryError::Refused(_) => ErrorCode::Internal.into(),
+            })?;
         self.prepared.push(Prepared { slot, parcel, bytes });
         Ok(())
     }
 
-    fn carry(&mut self, slot: u32, class: Class, fds: &FdTable) -> Result<u64, Status> {
-        let fd = fds.held(slot).ok_or(ErrorCode::Internal)?;
-        self.carriers.send(fd, slot, class).map_err(|error| match error {
-            CarryError::Full => {
-                let groups = self.entries.range(Key::Group(0)..).count();
-                Status::no_quota(Resource::KeptFds, Scope::Node, groups as u64, 0)
-            }
-            // Until clients have read theirs.
-            CarryError::InFlight => ErrorCode::Again.into(),
-            CarryError::Refused(error) => {
+    fn carry(&mut self, slot: u32, kind: MemoryKind, fds: &FdTable) -> Result<u64, CarryError> {
+        let fd = fds.held(slot).ok_or(CarryError::Refused(SendError::BadFd))?;
+        let sent = self.carriers.send(fd, slot, Class::of(kind));
+        sent.inspect_err(|error| {
+            if let CarryError::Refused(error) = error {
                 log::error!("the fd of slot {slot} cannot be carried: {error}");
-                ErrorCode::Internal.into()
             }
         })
     }
@@ -414,7 +406,7 @@ impl Table {
         let (mut ended, before) = (Vec::new(), self.log.written());
         for change in changes {
             match change {
-                KeptChange::Began(group) => self.begin(*group, core, fds),
+                KeptChange::Began(group) => self.keep(What::Group(*group), core, fds),
                 KeptChange::Changed(group) => self.change(*group, core),
                 KeptChange::Lost(version, name) => {
                     self.note(Key::Group(*version), &Record::Lost(*version, name), core);
@@ -427,10 +419,10 @@ impl Table {
 
     /// What was written since the log had so many bytes exists from now on; and nobody needs the
     /// fds of what has ended.
-    fn commit(&mut self, before: u64, ended: impl IntoIterator<Item = What>, core: &Core) {
+    fn commit(&mut self, before: u64, ended: impl IntoIterator<Item = u64>, core: &Core) {
         is_done(self.log.commit(), "is not up to date");
         // After the commit: until then their records say that they are there.
-        ended.into_iter().for_each(|what| self.drop_fd(what));
+        ended.into_iter().for_each(|parcel| self.carriers.bury(parcel));
         if self.is_compaction_due() {
             let written = self.log.written().saturating_sub(before);
             let most = written.saturating_mul(KEPT_LOG_COPIED_PER_WRITTEN);
@@ -438,68 +430,73 @@ impl Table {
         }
     }
 
-    fn drop_fd(&mut self, what: What) {
-        match what {
-            What::Group(_, parcel) => self.carriers.bury(parcel),
-            What::Allocation(id, file) => self.files.leave(file, id.slot),
-        }
-    }
-
-    fn begin(&mut self, group: GroupId, core: &Core, fds: &FdTable) {
+    /// It is kept from now on, or something of an allocation has changed. What finds no place in a
+    /// carrier waits for one.
+    fn keep(&mut self, what: What, core: &Core, fds: &FdTable) {
         // It may have ended in the same step.
-        let Some(kept) = core.kept_group(group) else { return };
-        let (key, slot) = (Key::Group(kept.version), kept.id.slot);
+        let Some((key, slot, kind)) = its(what, core) else { return };
         let prepared = self.prepared.iter().position(|prepared| prepared.slot == slot);
-        let parcel = match prepared {
-            Some(at) => Ok(self.prepared.swap_remove(at).parcel),
-            None => self.carry(slot, Class::of(kept.deposit.facts.kind), fds),
+        let parcel = match (self.entries.get(&key).map(|entry| entry.parcel), prepared) {
+            (Some(parcel), _) => Ok(parcel),
+            (None, Some(at)) => Ok(self.prepared.swap_remove(at).parcel),
+            (None, None) => self.carry(slot, kind, fds),
         };
         match parcel {
-            Ok(parcel) => {
-                let payload = encode(&Record::Group(SavedGroup::of(&kept, parcel)));
-                self.enter(key, What::Group(group, parcel), &payload, core);
+            Ok(parcel) => self.enter(key, what, parcel, core),
+            Err(CarryError::Refused(_)) => {}
+            Err(error) => {
+                self.waiting.insert(key, what);
+                let is_all = !self.carriers.wants_another() && self.carriers.to_store().is_none();
+                self.is_full = is_all && error == CarryError::Full;
             }
-            Err(status) => log::error!("{key} ends with this broker: {status}"),
+        }
+        if self.is_full && !std::mem::replace(&mut self.is_full_said, true) {
+            log::warn!(
+                "no more than {} kept allocations and groups of objects outlive a crash",
+                self.entries.len()
+            );
         }
     }
 
-    /// The core's kept allocation in this slot: a first time, or because something of it has
-    /// changed.
-    fn keep(&mut self, slot: u32, core: &Core, fds: &FdTable) {
-        let Some(kept) = core.kept(slot) else { return };
-        let key = Key::Allocation(slot);
-        let file = match self.entries.get(&key) {
-            Some(Entry { what: What::Allocation(_, file), .. }) => Some(*file),
-            _ => self.files.of(kept.id, fds),
-        };
-        let Some(file) = file else { return };
-        self.files.add(file, slot);
-        let payload = encode(&Record::Allocation(SavedAllocation::of(&kept, file)));
-        self.enter(key, What::Allocation(kept.id, file), &payload, core);
+    /// Keeps some of what waits. `false`: later.
+    fn keep_waiting(&mut self, core: &Core, fds: &FdTable) -> bool {
+        let (before, mut is_done) = (self.log.written(), true);
+        for _ in 0..MESSAGES_PER_CHORE {
+            let Some((key, what)) = self.waiting.pop_first() else { break };
+            self.keep(what, core, fds);
+            if self.waiting.contains_key(&key) {
+                is_done = self.is_full;
+                break;
+            }
+        }
+        self.commit(before, None, core);
+        is_done
     }
 
     /// Writes all that there is to say of something.
-    fn enter(&mut self, key: Key, what: What, payload: &[u8], core: &Core) {
+    fn enter(&mut self, key: Key, what: What, parcel: u64, core: &Core) {
+        let Some(payload) = payload_of(what, parcel, core) else { return };
         let bytes = bytes_of(payload.len());
         let former = self.entries.get(&key).map(|entry| entry.bytes);
-        if self.make_room(bytes, core) && self.write(key, payload) {
+        if self.make_room(bytes, core) && self.write(key, &payload) {
             // At a start all of it is counted at the end.
             self.live_bytes = (self.live_bytes + bytes).saturating_sub(former.unwrap_or(0));
-            self.entries.insert(key, Entry { what, bytes });
+            self.entries.insert(key, Entry { what, parcel, bytes });
         } else {
             log::error!("{key} ends with this broker, or is not up to date: no room in the table");
             if former.is_none() {
-                self.drop_fd(what);
+                self.carriers.bury(parcel);
             }
         }
     }
 
-    /// It has ended: where its fd is, if it is in the log.
-    fn end(&mut self, key: Key, core: &Core) -> Option<What> {
+    /// It has ended: the number of its fd, if it is in the log.
+    fn end(&mut self, key: Key, core: &Core) -> Option<u64> {
+        self.waiting.remove(&key);
         self.note(key, &key.ended(), core);
         let entry = self.entries.remove(&key)?;
         self.live_bytes -= entry.bytes;
-        Some(entry.what)
+        Some(entry.parcel)
     }
 
     fn change(&mut self, group: GroupId, core: &Core) {
@@ -589,7 +586,7 @@ impl Table {
             };
             self.copied_up_to = Some(*key);
             // It may have ended in the step whose changes are being written.
-            let Some(payload) = payload_of(entry.what, core) else { continue };
+            let Some(payload) = payload_of(entry.what, entry.parcel, core) else { continue };
             entry.bytes = bytes_of(payload.len());
             copied += entry.bytes;
             if !is_done(self.log.append_next(&payload), "is not copied") {
@@ -604,7 +601,8 @@ impl Table {
         self.carriers.is_dirty()
             || self.carriers.wants_another()
             || self.carriers.to_store().is_some()
-            || self.files.has_news()
+            || !self.strays.is_empty()
+            || !(self.waiting.is_empty() || self.is_full)
             || self.is_compaction_due()
     }
 
@@ -628,9 +626,23 @@ impl Table {
         }
     }
 
+    /// Has the service manager's store drop some of what is of no use there. `false`: later.
+    fn remove_strays(&mut self, manager: &Manager) -> bool {
+        for _ in 0..MESSAGES_PER_CHORE {
+            let Some(name) = self.strays.first() else { break };
+            match manager.remove(name, Duration::ZERO) {
+                Err(StoreError::Busy) => return false,
+                Err(error) => log::debug!("{name} stays in the store: {error}"),
+                Ok(()) => {}
+            }
+            self.strays.pop_first();
+        }
+        true
+    }
+
     fn fail_to_provide(&mut self, error: &dyn std::error::Error) -> bool {
         if !std::mem::replace(&mut self.is_failure_said, true) {
-            log::error!("there may soon be no room for kept objects: {error}");
+            log::error!("there may soon be no room for what is kept: {error}");
         }
         false
     }
@@ -641,40 +653,44 @@ fn is_done(done: io::Result<()>, fails: &str) -> bool {
     done.inspect_err(|error| log::error!("the table of what is kept {fails}: {error}")).is_ok()
 }
 
-/// What the core has of this record: its key, where its fd is, its slot and kind. Groups are taken
-/// out of `in_core`.
+/// What the core has of this record, and the number of its fd. Groups are taken out of `in_core`.
 fn in_use(
     record: &Record<'_>,
     in_core: &mut HashMap<u64, GroupId>,
     core: &Core,
-) -> Option<(Key, What, u32, MemoryKind)> {
-    match record {
-        Record::Group(saved) => {
-            let group = in_core.remove(&saved.version)?;
+) -> Option<(What, u64, (Key, u32, MemoryKind))> {
+    let (what, parcel) = match record {
+        Record::Group(saved) => (What::Group(in_core.remove(&saved.version)?), saved.parcel),
+        Record::Allocation(saved) => (What::Allocation(saved.id()), saved.parcel),
+        _ => return None,
+    };
+    Some((what, parcel, its(what, core)?))
+}
+
+/// The key, the slot and the kind of something; `None`: it has ended.
+fn its(what: What, core: &Core) -> Option<(Key, u32, MemoryKind)> {
+    match what {
+        What::Group(group) => {
             let KeptGroup { version, id, deposit, .. } = core.kept_group(group)?;
-            let what = What::Group(group, saved.parcel);
-            Some((Key::Group(version), what, id.slot, deposit.facts.kind))
+            Some((Key::Group(version), id.slot, deposit.facts.kind))
         }
-        Record::Allocation(saved) => {
-            let id = saved.id();
+        What::Allocation(id) => {
             let kept = core.kept(id.slot).filter(|kept| kept.id == id)?;
-            let what = What::Allocation(id, saved.file);
-            Some((Key::Allocation(id.slot), what, id.slot, kept.deposit.facts.kind))
+            Some((Key::Allocation(id.slot), id.slot, kept.deposit.facts.kind))
         }
-        _ => None,
     }
 }
 
 /// The record of something as the core has it; `None`: it has ended.
-fn payload_of(what: What, core: &Core) -> Option<Vec<u8>> {
+fn payload_of(what: What, parcel: u64, core: &Core) -> Option<Vec<u8>> {
     match what {
-        What::Group(group, parcel) => {
+        What::Group(group) => {
             let kept = core.kept_group(group)?;
             Some(encode(&Record::Group(SavedGroup::of(&kept, parcel))))
         }
-        What::Allocation(id, file) => {
+        What::Allocation(id) => {
             let kept = core.kept(id.slot).filter(|kept| kept.id == id)?;
-            Some(encode(&Record::Allocation(SavedAllocation::of(&kept, file))))
+            Some(encode(&Record::Allocation(SavedAllocation::of(&kept, parcel))))
         }
     }
 }

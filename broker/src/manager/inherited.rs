@@ -20,11 +20,9 @@ pub mod names {
     pub const FORMER_BOOK: &str = "book";
     /// The log of what is kept.
     pub const KEPT_LOG: &str = "objects";
-    /// Begins the name of an end of a carrier of kept objects; its number follows, and which end it
+    /// Begins the name of an end of a carrier of what is kept; its number follows, and which end it
     /// is.
-    pub const OBJECT_CARRIER_PREFIX: &str = "o";
-    /// Begins the name of the file of a kept allocation; slot and generation follow.
-    pub const KEPT_PREFIX: &str = "k";
+    pub const KEPT_CARRIER_PREFIX: &str = "o";
 }
 
 /// See the module.
@@ -36,7 +34,7 @@ pub struct Inherited {
     pub ledger: Option<OwnedFd>,
     /// The sockets in which its fds lie.
     pub carriers: Vec<OwnedFd>,
-    /// What is kept over a crash: its log, carriers and files, by name.
+    /// What is kept over a crash: its log and its carriers, by name.
     pub kept: BTreeMap<String, OwnedFd>,
     /// Fds of no known use, and second ones of a name.
     pub others: Vec<OwnedFd>,
@@ -105,13 +103,9 @@ pub fn bound_paths() -> Vec<PathBuf> {
 }
 
 fn is_kept(name: &str) -> bool {
-    let is_numbered = |prefix| {
-        let digits = name.strip_prefix(prefix);
-        digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
-    };
+    let number = name.strip_prefix(names::KEPT_CARRIER_PREFIX);
     matches!(name, names::FORMER_BOOK | names::KEPT_LOG)
-        || is_numbered(names::KEPT_PREFIX)
-        || is_numbered(names::OBJECT_CARRIER_PREFIX)
+        || number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 /// Where a listening SEQPACKET socket of the file system is bound.

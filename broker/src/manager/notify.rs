@@ -306,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn entries_short_of_when_the_store_is_smaller_than_the_caps_then_what_it_lacks() {
-        // As the unit has it, and with a cap that somebody has raised.
-        let wanted = |kept| crate::limits::store_entries(kept, 1 << 20);
-        let short = |kept| Manager::pair().0.with_entries(1408).entries_short_of(wanted(kept));
-        assert_eq!((short(1024), short(4096)), (0, 4480 - 1408));
-        assert_eq!(Manager::pair().0.entries_short_of(wanted(4096)), 0, "it does not say");
+    fn entries_short_of_when_the_store_is_too_small_then_what_it_lacks() {
+        // As the unit has it, and as somebody has set it.
+        let wanted = crate::limits::store_entries(1 << 20);
+        let short = |entries| Manager::pair().0.with_entries(entries).entries_short_of(wanted);
+        assert_eq!((short(384), short(140)), (0, 244));
+        assert_eq!(Manager::pair().0.entries_short_of(wanted), 0, "it does not say");
     }
 
     #[test]

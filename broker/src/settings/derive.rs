@@ -218,7 +218,7 @@ impl Whole {
             mapped_leases: u64::from(self.max_slots) * 8,
             allocations: self.max_slots.into(),
             connections: self.max_clients.into(),
-            // Each is an entry of the service manager's store, which takes them one by one.
+            // Of devices' memory, half of what the carriers of what is kept take.
             kept_allocations: 1024,
             // Each is charged some 200 bytes of metadata, whose cap is mostly the lower one.
             object_names: 1 << 21,

@@ -39,7 +39,7 @@ table! {
     SocketsUnkept = 7, sockets_unkept, "sockets of the broker that could not be put back if somebody removed or replaced them";
     ConfigRefused = 8, config_refused, "1 while the configuration file is refused: the broker serves with the settings of before";
     LanesHung = 9, lanes_hung, "processes of the broker that hang in a call on a client's fd";
-    StoreShort = 10, store_short, "entries that the service manager's store lacks for all allocations that may be kept: these would be lost in a crash";
+    StoreShort = 10, store_short, "entries that the service manager's store lacks for what may be kept: what finds no place is lost in a crash";
 }
 
 table! {

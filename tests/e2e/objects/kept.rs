@@ -51,7 +51,7 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
     // The table, and both ends of a carrier in use and of those ahead of it, the last of which
     // comes in the background.
     let ends = 1 + 2 * (1 + CARRIERS_AHEAD);
-    let all_ends = || Some(manager.stored_for_objects()).filter(|stored| stored.len() == ends);
+    let all_ends = || Some(manager.stored_for_kept()).filter(|stored| stored.len() == ends);
     let stored = eventually_some("the carriers ahead are stored", all_ends);
     drop(maker);
 
@@ -69,7 +69,7 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
         assert_eq!(reader.stat(&["w/1"])[0].metadata, [4; 4096]);
         assert_eq!(code(&reader.get(&["plain"]).expect_err("not kept")), ErrorCode::NotFound);
     }
-    assert_eq!(manager.stored_for_objects(), stored, "the service manager hears of no object");
+    assert_eq!(manager.stored_for_kept(), stored, "the service manager hears of no object");
 }
 
 #[test]
@@ -77,12 +77,12 @@ fn kept_when_the_manager_has_lost_an_end_of_the_last_carrier_then_what_is_kept_n
  {
     let mut manager = managed();
     manager.end(Signal::SIGKILL);
-    let ends = manager.stored_for_objects();
+    let ends = manager.stored_for_kept();
     let last = ends.iter().filter(|name| name.ends_with(".1")).max().expect("carriers are ahead");
     manager.lose(last);
     manager.start(&[]);
     let other = last.replace(".1", ".0");
-    let is_gone = || !manager.stored_for_objects().contains(&other);
+    let is_gone = || !manager.stored_for_kept().contains(&other);
     eventually("its other end has left the store", is_gone);
     let mut maker = Raw::connect(&manager.socket());
     maker.put_bytes("next", &[7; 64], KEEP);

@@ -170,14 +170,26 @@ impl Manager {
         self.heard.lock().expect("no panic").said.clone()
     }
 
-    /// Names of the stored fds, but for what is there for kept objects from the start on.
+    /// Names of the stored fds, but for what is there for what is kept from the start on.
     pub fn stored(&self) -> Vec<String> {
         self.names(|name| !name.starts_with('o'))
     }
 
-    /// Names of what is stored for kept objects.
-    pub fn stored_for_objects(&self) -> Vec<String> {
+    /// Names of what is stored for what is kept: its table, and the ends of carriers.
+    pub fn stored_for_kept(&self) -> Vec<String> {
         self.names(|name| name.starts_with('o'))
+    }
+
+    /// Fds that lie in the stored carriers.
+    pub fn carried(&self) -> usize {
+        let heard = self.heard.lock().expect("no panic");
+        let is_far = |name: &str| name.starts_with('o') && name.ends_with(".0");
+        let (mut count, mut bytes, mut fds) = (0, [0; 64], ReceivedFds::new());
+        for (_, far) in heard.store.iter().filter(|(name, _)| is_far(name)) {
+            let each = |_, _: &[u8], fds: &mut ReceivedFds| count += fds.drain().count();
+            fdbroker_scm::peek_all(far.as_fd(), 1024, &mut bytes, &mut fds, each).expect("a look");
+        }
+        count
     }
 
     fn names(&self, which: impl Fn(&str) -> bool) -> Vec<String> {

@@ -122,7 +122,7 @@ fn look_at(status: &StatusView, found: &mut Findings) {
         found.warnings.push(format!("{hung} calls on fds of clients hang: see `fdbroker doctor`"));
     }
     if let Some(short) = count(Gauge::StoreShort) {
-        let what = "FileDescriptorStoreMax= lacks entries for kept allocations";
+        let what = "FileDescriptorStoreMax= lacks entries for what is kept";
         found.warnings.push(format!("{what}: {short}"));
     }
     for (resource, used, cap) in status.nearly_full() {

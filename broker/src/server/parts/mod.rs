@@ -42,8 +42,8 @@ use crate::settings::Settings;
 use crate::settings::effective::caps_of;
 use crate::settings::reload::Rereading;
 use fdbroker_core::{ClientId, Config, Core, Now};
+use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::AHEAD_FDS;
-use fdbroker_protocol::{Resource, Writer};
 use mio::Poll;
 use std::collections::VecDeque;
 use std::io;
@@ -218,10 +218,9 @@ impl Server {
         self.connections.is_empty() && self.connections.lobby.callers().is_empty()
     }
 
-    /// Entries that the service manager's store lacks for what the caps let be kept.
+    /// Entries that the service manager's store lacks for what may be kept.
     pub fn store_short(&self) -> u64 {
-        let kept = self.core.caps().node[Resource::KeptAllocations];
-        self.manager.entries_short_of(store_entries(kept, self.settings.table_fds))
+        self.manager.entries_short_of(store_entries(self.settings.table_fds))
     }
 
     /// What is shown to whoever sees so much.

@@ -5,9 +5,9 @@
 use super::*;
 use crate::handover::packing::Way;
 use crate::kept::log::Log;
-use crate::kernel::{is_same_file, stat};
+use crate::kernel::stat;
 use crate::limits::{
-    DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES, MESSAGES_REWRITTEN,
+    DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES, MESSAGES_PER_CHORE,
 };
 use crate::manager::inherited::names;
 use crate::node::names::RECORDS_NAME;
@@ -217,7 +217,7 @@ fn seal_when_refused_then_what_was_carried_for_it_is_dropped() {
 #[test]
 fn delete_when_no_carrier_is_empty_then_what_is_dead_is_dropped_all_the_same() {
     // Room for four carriers: one of the host's, two of devices, and the one for both.
-    let mut kept = Kept::with_entries(1024 + 128 + 8);
+    let mut kept = Kept::with_entries(128 + 8);
     let device = How { kind: MemoryKind::CudaVmm, ..KEEP };
     let (of_host, of_devices) = (HOST_FDS_PER_CARRIER, 2 * DEVICE_FDS_PER_CARRIER);
     for (prefix, count, how) in [("host", of_host, KEEP), ("device", of_devices, device)] {
@@ -227,7 +227,7 @@ fn delete_when_no_carrier_is_empty_then_what_is_dead_is_dropped_all_the_same() {
         }
     }
     // What lives before it goes into the last empty one.
-    kept.delete(&format!("host {}", MESSAGES_REWRITTEN - 1));
+    kept.delete(&format!("host {}", MESSAGES_PER_CHORE - 1));
     kept.until_carried(of_host + of_devices - 1);
     // What lives before it finds no room elsewhere.
     kept.delete(&format!("device {}", DEVICE_FDS_PER_CARRIER - 1));
@@ -240,7 +240,7 @@ fn delete_when_no_carrier_is_empty_then_what_is_dead_is_dropped_all_the_same() {
 #[test]
 fn seal_when_no_carrier_is_left_then_no_quota_and_once_one_is_free_it_is_done() {
     // Room for three carriers, of which one is kept for what is written again.
-    let mut kept = Kept::with_entries(1024 + 128 + 6);
+    let mut kept = Kept::with_entries(128 + 6);
     let most = 2 * DEVICE_FDS_PER_CARRIER;
     let device = How { kind: MemoryKind::CudaVmm, ..KEEP };
     for index in 0..most {
@@ -486,9 +486,9 @@ fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
     let peers = bench.client();
     assert!(!bench.server.kept.is_there());
     let (_, its) = Manager::pair();
-    let store = Store { its, stored: Vec::new(), entries: 0, messages: 0, most_fds: 0 };
+    let store = Store { its, stored: Vec::new(), entries: 0, messages: 0 };
     let client = newest_client(&bench);
-    let mut kept = Kept { bench, store, entries: 0, client, peers, pods: None };
+    let mut kept = Kept { bench, store, entries: 0, is_stuck: false, client, peers, pods: None };
     kept.put(&["a"], KEEP);
     assert_eq!(kept.names().len(), 1);
     let Kept { bench: Bench { server, dir, .. }, .. } = kept;

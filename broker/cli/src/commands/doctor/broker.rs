@@ -10,7 +10,7 @@ use crate::records::StatusView;
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, HostMemory, MemoryKind, default_socket_path,
 };
-use fdbroker_protocol::{ErrorCode, NO_CAP};
+use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -62,12 +62,6 @@ pub fn checks() -> Vec<Check> {
     });
     checks.extend(administration(status));
     checks
-}
-
-/// The broker's cap of kept allocations, if it says one.
-pub fn kept_cap() -> Option<u64> {
-    let limits = viewing::connect_quietly().and_then(|mut admin| admin.limits()).ok()?;
-    Some(limits.in_force.node.kept_allocations.get()).filter(|cap| *cap != NO_CAP)
 }
 
 /// Whether a broker serves this user, by the checks made.

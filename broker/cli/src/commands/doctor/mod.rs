@@ -65,7 +65,7 @@ pub fn run(args: Args) -> Result<u8> {
     checks.extend(namespaces::checks());
     checks.extend(devices::checks());
     checks.extend(layers::checks());
-    checks.extend(service::checks(broker::kept_cap()));
+    checks.extend(service::checks());
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let (ok, warn, fail) = (count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
     let is_served = broker::is_served(&checks);

@@ -14,19 +14,16 @@ const AREA: Area = Area("service");
 /// Longest wait. The service manager needs milliseconds, under load a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Kept allocations, where no broker says its cap: the default.
-const DEFAULT_KEPT: u64 = 1024;
-
 const PROPERTIES: &str =
     "LoadState,ActiveState,FileDescriptorStoreMax,NFileDescriptorStore,LimitNOFILE";
 
-/// All checks of the service; none without systemd. `kept`: the broker's cap of kept allocations.
-pub fn checks(kept: Option<u64>) -> Vec<Check> {
+/// All checks of the service; none without systemd.
+pub fn checks() -> Vec<Check> {
     if !Path::new("/run/systemd/system").exists() {
         return Vec::new();
     }
     match show() {
-        Ok(text) => judge(&properties(&text), kept.unwrap_or(DEFAULT_KEPT)),
+        Ok(text) => judge(&properties(&text)),
         Err(why) => vec![AREA.warn("fdbrokerd.service", why, "see `systemctl status fdbrokerd`")],
     }
 }
@@ -44,7 +41,7 @@ fn properties(text: &str) -> HashMap<&str, &str> {
     text.lines().filter_map(|line| line.split_once('=')).collect()
 }
 
-fn judge(found: &HashMap<&str, &str>, kept: u64) -> Vec<Check> {
+fn judge(found: &HashMap<&str, &str>) -> Vec<Check> {
     let word = |name: &str| found.get(name).copied().unwrap_or_default();
     let number = |name: &str| word(name).parse::<u64>().unwrap_or_default();
     let name = "fdbrokerd.service";
@@ -61,7 +58,7 @@ fn judge(found: &HashMap<&str, &str>, kept: u64) -> Vec<Check> {
     };
     let (most, held) = (number("FileDescriptorStoreMax"), number("NFileDescriptorStore"));
     let stored = format!("{held} of {most} fds");
-    let needed = store_entries(kept, MAX_TABLE_FDS.min(number("LimitNOFILE")));
+    let needed = store_entries(MAX_TABLE_FDS.min(number("LimitNOFILE")));
     let store = match most {
         0 => AREA.fail(
             "fd store",
@@ -70,8 +67,10 @@ fn judge(found: &HashMap<&str, &str>, kept: u64) -> Vec<Check> {
         ),
         most if most < needed => AREA.warn(
             "fd store",
-            format!("{stored}, and {kept} allocations may be kept (caps.node.kept_allocations)"),
-            format!("what is beyond it is lost in a crash: FileDescriptorStoreMax={needed}, or a lower cap"),
+            format!("{stored}, too few for what may be kept"),
+            format!(
+                "what finds no place there is lost in a crash: FileDescriptorStoreMax={needed}"
+            ),
         ),
         _ => AREA.ok("fd store", stored),
     };
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     fn verdicts(text: &str) -> Vec<Verdict> {
-        judge(&properties(text), 1024).into_iter().map(|check| check.verdict).collect()
+        judge(&properties(text)).into_iter().map(|check| check.verdict).collect()
     }
 
     #[test]
@@ -93,14 +92,17 @@ mod tests {
     }
 
     #[test]
-    fn judge_when_the_store_is_smaller_than_the_cap_of_what_is_kept_then_the_number_that_is_needed()
-    {
-        let text = "LoadState=loaded\nActiveState=active\nFileDescriptorStoreMax=1408\nNFileDescriptorStore=3\n\
-            LimitNOFILE=1048576\n";
-        let store = |kept| judge(&properties(text), kept).remove(1);
-        assert_eq!(store(1024).verdict, Verdict::Ok);
-        assert_eq!(store(4096).verdict, Verdict::Warn);
-        assert!(store(4096).remedy.unwrap_or_default().contains("FileDescriptorStoreMax=4480"));
+    fn judge_when_the_store_is_too_small_for_what_may_be_kept_then_the_number_that_is_needed() {
+        let store = |most: u32| {
+            let text = format!(
+                "LoadState=loaded\nActiveState=active\nFileDescriptorStoreMax={most}\nNFileDescriptorStore=3\n\
+                 LimitNOFILE=1048576\n"
+            );
+            judge(&properties(&text)).remove(1)
+        };
+        assert_eq!(store(384).verdict, Verdict::Ok);
+        assert_eq!(store(140).verdict, Verdict::Warn);
+        assert!(store(140).remedy.unwrap_or_default().contains("FileDescriptorStoreMax=384"));
     }
 
     #[test]

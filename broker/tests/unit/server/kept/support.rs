@@ -16,8 +16,6 @@ pub(super) struct Store {
     pub(super) stored: Vec<(String, OwnedFd)>,
     pub(super) entries: usize,
     pub(super) messages: usize,
-    /// In one message.
-    pub(super) most_fds: usize,
 }
 
 impl Store {
@@ -31,14 +29,11 @@ impl Store {
                 self.stored.retain(|(its, _)| Some(its.as_str()) != name);
             }
             self.messages += 1;
-            self.most_fds = self.most_fds.max(fds.len());
             // As systemd: neither twice, nor more than there is room for, and no one is told.
             for fd in fds.drain() {
-                let is_it = |(_, stored): &(String, OwnedFd)| {
-                    let features = KernelFeatures::ALL;
-                    is_same_file(stored.as_fd(), fd.as_fd(), features).expect("the kernel says so")
-                };
-                if self.stored.len() < self.entries && !self.stored.iter().any(is_it) {
+                let inode = |fd: &OwnedFd| stat(fd.as_fd()).unwrap().inode;
+                let is_there = self.stored.iter().any(|(_, stored)| inode(stored) == inode(&fd));
+                if self.stored.len() < self.entries && !is_there {
                     self.stored.push((name.unwrap().to_owned(), fd));
                 }
             }
@@ -64,6 +59,8 @@ pub(super) struct Kept {
     pub(super) bench: Bench,
     pub(super) store: Store,
     pub(super) entries: u64,
+    /// The service manager reads nothing.
+    pub(super) is_stuck: bool,
     pub(super) client: ClientId,
     pub(super) peers: (Peer, Peer),
     /// Which one clients are in, where pods are told apart.
@@ -138,10 +135,10 @@ impl Kept {
         let peers = bench.client();
         let client = newest_client(&bench);
         let most = usize::try_from(entries).unwrap();
-        let mut store = Store { its, stored, entries: most, messages: 0, most_fds: 0 };
+        let mut store = Store { its, stored, entries: most, messages: 0 };
         store.hear();
         store.messages = 0;
-        Kept { bench, store, entries, client, peers, pods }
+        Kept { bench, store, entries, is_stuck: false, client, peers, pods }
     }
 
     /// The broker ends without a word, and another one begins with what the service manager has.
