@@ -18,6 +18,9 @@
 
 // Bytes of a path of the directory, and names that are tried for one file.
 enum { PATH_BYTES = 256, NAMES_MOST = 1 << 20 };
+// Processes and places of which one piece of the least size is not counted: a driver packs small pieces into a chunk of its own, and the layer
+// has one such piece keep that. Any other piece counts.
+enum { KEEPERS_MOST = 64, SMALL = 4096 };
 
 static const char *directory(void) {
     const char *dir = getenv("FDBROKER_CUDA_STUB_DIR");
@@ -67,30 +70,45 @@ static int card_drop(const char *path) {
 
 static int place_of(const char *path) { return atoi(strrchr(path, '-') + 1); }
 
-// Bytes in use at a place (devices.h), once all that nobody has is removed.
-static size_t card_used(int place) {
+// Whether it is the first one of this process and place among `keepers`, which is noted.
+static int is_first_of(int process, int place, long keepers[KEEPERS_MOST]) {
+    long keeper = (long)process << 8 | place;
+    for (int i = 0; i < KEEPERS_MOST && keepers[i] != keeper; i++) {
+        if (keepers[i]) continue;
+        keepers[i] = keeper;
+        return 1;
+    }
+    return 0;
+}
+
+// Bytes in use at a place (devices.h), once all that nobody has is removed. `kept`, unless NULL: pieces of all places that are not counted.
+static size_t card_used(int place, size_t *kept) {
     DIR *dir = opendir(directory());
-    size_t used = 0;
+    long keepers[KEEPERS_MOST] = {0};
+    size_t used = 0, not_counted = 0;
     if (!dir) return 0;
     for (struct dirent *entry; (entry = readdir(dir));) {
         char path[PATH_BYTES + NAME_MAX];
         struct stat info;
         if (entry->d_name[0] == '.') continue;
         snprintf(path, sizeof path, "%s/%s", directory(), entry->d_name);
-        if (!card_drop(path) && place_of(path) == place && !stat(path, &info)) used += info.st_size;
+        if (card_drop(path) || stat(path, &info)) continue;
+        if (info.st_size == SMALL && is_first_of(atoi(entry->d_name), place_of(path), keepers)) not_counted++;
+        else if (place_of(path) == place) used += info.st_size;
     }
     closedir(dir);
+    if (kept) *kept = not_counted;
     return used;
 }
 
 static int card_info(int place, size_t *free_bytes, size_t *total) {
-    size_t used = card_used(place);
+    size_t kept = 0, used = card_used(place, &kept);
     struct statfs info;
     *total = card_bytes();
     *free_bytes = *total > used ? *total - used : 0;
     if (*total) return 0;
     if (statfs(directory(), &info)) return -1;
-    *free_bytes = info.f_bfree * info.f_bsize;
+    *free_bytes = (info.f_bfree + kept) * info.f_bsize;
     *total = info.f_blocks * info.f_bsize;
     return 0;
 }
@@ -125,12 +143,12 @@ static int card_new(size_t bytes, int place, char path[PATH_BYTES]) {
     lock(card, LOCK_EX);
     snprintf(hidden, sizeof hidden, "%s/.%d", directory(), getpid());
     unlink(hidden);
-    if (card_bytes() && card_used(place) + bytes > card_bytes()) errno = ENOSPC;
+    if (card_bytes() && card_used(place, NULL) + bytes > card_bytes()) errno = ENOSPC;
     else fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0) {
         lock(fd, LOCK_SH);
         result = fill_up(fd, bytes);
-        if (result && errno == ENOSPC) card_used(place), result = fill_up(fd, bytes);
+        if (result && errno == ENOSPC) card_used(place, NULL), result = fill_up(fd, bytes);
         if (!result) result = card_name(hidden, place, path);
         int error = errno;
         unlink(hidden);

@@ -47,6 +47,8 @@ pub struct Blocks<L> {
     /// Of what is opened, in each context once.
     opened: HashMap<(Name, CuContext), CuDevicePtr>,
     peers: Vec<Peer>,
+    /// Those that a block was made or opened in.
+    contexts: Vec<CuContext>,
 }
 
 /// What becomes of an end.
@@ -61,13 +63,23 @@ pub enum End<L> {
 
 impl<L> Default for Blocks<L> {
     fn default() -> Self {
-        Blocks { by_base: BTreeMap::new(), opened: HashMap::new(), peers: Vec::new() }
+        let (peers, contexts) = (Vec::new(), Vec::new());
+        Blocks { by_base: BTreeMap::new(), opened: HashMap::new(), peers, contexts }
     }
 }
 
 impl<L> Blocks<L> {
     pub fn is_full(&self) -> bool {
         self.by_base.len() >= BLOCKS_MOST
+    }
+
+    /// Notes a context that a block is to be in. Whether it is the first one.
+    pub fn is_first_in(&mut self, context: CuContext) -> bool {
+        let is_first = !self.contexts.contains(&context);
+        if is_first {
+            self.contexts.push(context);
+        }
+        is_first
     }
 
     /// Enters a block that these devices reach. Which others are to, because a peer was enabled
@@ -139,6 +151,7 @@ impl<L> Blocks<L> {
     /// Takes out all that a context had, which is gone, and forgets whom it reached.
     pub fn end_context(&mut self, context: CuContext) -> Vec<(Block, Origin<L>)> {
         self.peers.retain(|peer| peer.by != context && peer.of != context);
+        self.contexts.retain(|other| *other != context);
         let bases: Vec<_> = self.of_context(context).iter().map(|block| block.base).collect();
         bases.into_iter().filter_map(|base| self.take(base)).collect()
     }

@@ -153,7 +153,7 @@ fn open_handle(handle: &Handle, here: Here) -> Result<CuDevicePtr, CuResult> {
     }
     let fetched = broker::acquire(handle)
         .map_err(|error| refuse(News::NotOpened, "cuIpcOpenMemHandle", &error))?;
-    let twin = make_twin()?;
+    let twin = make_twin(here.0)?;
     let opened = import(fetched, name, here, twin);
     if !matches!(opened, Ok((_, true))) {
         end_twin(twin);

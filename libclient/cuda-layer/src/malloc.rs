@@ -81,7 +81,7 @@ fn make(asked_bytes: usize, context: CuContext, device: c_int) -> Option<CuDevic
     if code != SUCCESS {
         return None;
     }
-    let made = make_twin().and_then(|twin| {
+    let made = make_twin(context).and_then(|twin| {
         let devices = blocks().devices_of(context, device);
         let mapped = mapping::map(handle, size_bytes, &devices).and_then(|base| {
             let block = Block { base, size_bytes, asked_bytes, twin, context, device };
@@ -110,15 +110,24 @@ pub fn let_reach(block: Block, others: &[c_int]) -> Result<CuDevicePtr, CuResult
     }
 }
 
-/// A twin in this thread's context.
+/// A twin in `context`, which is this thread's.
 ///
 /// # Errors
 /// The driver's.
-pub fn make_twin() -> Result<CuDevicePtr, CuResult> {
-    let (below, mut twin) = (driver::ALLOC.get().ok_or(MISSING)?, 0);
+pub fn make_twin(context: CuContext) -> Result<CuDevicePtr, CuResult> {
+    if blocks().is_first_in(context) {
+        // The driver makes 2 MiB for the first small piece, and takes them down with the last, 40
+        // us each time. One that stays until the context ends keeps them; else twins take longer.
+        let _ = make_small();
+    }
+    make_small()
+}
+
+fn make_small() -> Result<CuDevicePtr, CuResult> {
+    let (below, mut small) = (driver::ALLOC.get().ok_or(MISSING)?, 0);
     // SAFETY: writes one address through the pointer.
-    match unsafe { below(&raw mut twin, TWIN_BYTES) } {
-        SUCCESS => Ok(twin),
+    match unsafe { below(&raw mut small, TWIN_BYTES) } {
+        SUCCESS => Ok(small),
         code => Err(code),
     }
 }

@@ -90,3 +90,11 @@ fn end_context_when_it_had_blocks_then_all_and_whom_it_reached() {
     assert_eq!(blocks.open_again(NAME, THERE, |_| true), Some(131_072));
     assert!(blocks.peers.is_empty());
 }
+
+#[test]
+fn context_when_it_has_ended_then_its_value_begins_anew() {
+    let mut blocks = Blocks::<&str>::default();
+    assert_eq!([1, 1, 2].map(|context| blocks.is_first_in(context)), [true, false, true]);
+    blocks.end_context(1);
+    assert_eq!([1, 2].map(|context| blocks.is_first_in(context)), [true, false]);
+}
