@@ -11,11 +11,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Asked after a signal, and now and then: whether the call is to end.
-pub type InterruptCheck = Rc<dyn Fn() -> bool>;
-
 thread_local! {
-    static CHECK: RefCell<Option<InterruptCheck>> = const { RefCell::new(None) };
+    /// Asked after a signal, and now and then: whether the call is to end.
+    static CHECK: RefCell<Option<Rc<dyn Fn() -> bool>>> = const { RefCell::new(None) };
     static STANDING: Cell<Standing> = const { Cell::new(Standing::Waits) };
 }
 
@@ -32,11 +30,17 @@ enum Standing {
 }
 
 /// Has waits of this thread ask `check` after a signal handler has run in it; true ends the call,
-/// which then fails as at its deadline. `None`: its waits go on, whatever comes. To be called again
-/// before the thread's next call, when [`take_interrupt`] does not say that it was stopped.
-pub fn set_interrupt(check: Option<InterruptCheck>) {
+/// which then fails as at its deadline. To be called again before the thread's next call, when
+/// [`take_interrupt`] does not say that it was stopped.
+pub fn set_interrupt(check: impl Fn() -> bool + 'static) {
     STANDING.set(Standing::Waits);
-    CHECK.set(check);
+    CHECK.set(Some(Rc::new(check)));
+}
+
+/// Undoes [`set_interrupt`]: waits of this thread go on, whatever comes.
+pub fn clear_interrupt() {
+    STANDING.set(Standing::Waits);
+    CHECK.set(None);
 }
 
 /// Whether the call that has just ended was stopped. The next one waits again.
@@ -229,32 +233,32 @@ mod tests {
     #[test]
     fn sleep_when_a_handler_stops_the_call_then_all_deadlines_have_passed_until_it_is_taken() {
         let deadline = Deadline::longest();
-        set_interrupt(Some(Rc::new(|| {
+        set_interrupt(|| {
             assert!(!is_signalled(), "calls of a handler are not interrupted");
             true
-        })));
+        });
         let signal = signal_soon();
         sleep(Duration::from_secs(3000));
         signal.join().unwrap();
         assert!(deadline.has_passed() && deadline.remaining().is_zero());
         assert!(take_interrupt() && !take_interrupt());
         assert!(!deadline.has_passed());
-        set_interrupt(None);
+        clear_interrupt();
     }
 
     #[test]
     fn sleep_when_a_handler_lets_it_go_on_then_it_lasts() {
         let asked = Rc::new(Cell::new(0));
         let count = Rc::clone(&asked);
-        set_interrupt(Some(Rc::new(move || {
+        set_interrupt(move || {
             count.set(count.get() + 1);
             false
-        })));
+        });
         let (signal, begun) = (signal_soon(), Instant::now());
         sleep(Duration::from_millis(200));
         assert!(begun.elapsed() >= Duration::from_millis(200));
         assert!(asked.get() >= 1);
         signal.join().unwrap();
-        set_interrupt(None);
+        clear_interrupt();
     }
 }

@@ -95,7 +95,7 @@ pub use books::lease::Lease;
 pub use books::wake::{Bell, Wake};
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, ImportOpener, ImportProgress,
-    ImportRequest, Imports, Opened, Opener, Pin,
+    ImportRequest, Imports, Opened, Pin,
 };
 pub use deadline::Deadline;
 pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};
@@ -105,9 +105,9 @@ pub use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, Gpu, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
-pub use interrupt::{InterruptCheck, set_interrupt, take_interrupt};
+pub use interrupt::{clear_interrupt, set_interrupt, take_interrupt};
 pub use map::Access;
-pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use notice::{Notice, Recall, RecallAnswer};
 pub use objects::{
     GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList,
     ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,

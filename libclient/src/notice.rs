@@ -104,8 +104,8 @@ impl RecallAnswer {
     }
 }
 
-/// Told every notice, on the library thread. Makes no blocking call of this library.
-pub type NoticeCallback = Box<dyn Fn(Notice) + Send + Sync>;
-/// Exports an allocation again, on the library thread. Makes no blocking call of this library.
-/// `Err(STALE)`: the memory is no longer there; any other code: not now.
-pub type RecallCallback = Box<dyn Fn(&Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync>;
+/// Of [`crate::ClientBuilder::on_notice`].
+pub(crate) type NoticeCallback = Box<dyn Fn(Notice) + Send + Sync>;
+/// Of [`crate::ClientBuilder::on_recall`].
+pub(crate) type RecallCallback =
+    Box<dyn Fn(&Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync>;

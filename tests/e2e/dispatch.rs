@@ -87,7 +87,7 @@ impl Lonely {
         let (told, on_notice) = notices();
         let builder = broker.builder("lonely").own_fds(2).dispatch(true).on_notice(on_notice);
         let answer = move |recall: &fdbroker_client::Recall| for_recall.answer(recall);
-        let client = builder.on_recall(Box::new(answer)).connect().expect("connect");
+        let client = builder.on_recall(answer).connect().expect("connect");
         (Lonely { client, blocks }, told)
     }
 

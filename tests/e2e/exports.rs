@@ -237,7 +237,7 @@ fn exports_when_the_broker_comes_back_then_unknown_meanwhile_and_the_same_after(
     let blocks = Arc::new(Blocks::new(3));
     let same = Arc::clone(&blocks);
     let builder = broker.builder("producer").own_fds(3).on_notice(on_notice);
-    let builder = builder.on_recall(Box::new(move |recall| same.answer(recall)));
+    let builder = builder.on_recall(move |recall| same.answer(recall));
     let producer = Producer::with(builder.connect().expect("connect"), blocks);
     let deposits: Vec<_> = (0..3).map(|index| producer.blocks.deposit(index)).collect();
     let register_all = || -> Vec<Handle> {

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 fn builder(manager: &Manager, name: &str) -> ClientBuilder {
     let builder = Client::builder().socket(manager.socket()).name(name);
-    builder.on_recall(Box::new(|_| Err(ErrorCode::Again)))
+    builder.on_recall(|_| Err(ErrorCode::Again))
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn silent_owner(broker: &Broker, blocks: &Blocks) -> (Client, Sender<()>, Handle
         let _ = wait.lock().expect("one thread waits").recv();
         Err(ErrorCode::NotSupported)
     };
-    let client = broker.builder("owner").own_fds(2).on_recall(Box::new(answer)).connect();
+    let client = broker.builder("owner").own_fds(2).on_recall(answer).connect();
     let client = client.expect("connect");
     let deposits = [0, 1].map(|index| blocks.deposit(index).share(Share::Any));
     let export = |index: usize| Ok(blocks.export(index));
@@ -52,8 +52,8 @@ fn silent_owner(broker: &Broker, blocks: &Blocks) -> (Client, Sender<()>, Handle
 fn refusals_when_many_then_a_few_lines_name_cap_asker_and_holder_and_all_are_counted_by_cap() {
     let broker = Setup::new().config("[caps.client]\nallocations = 1").start();
     let blocks = Blocks::new(2);
-    let never = Box::new(|_: &_| Err(ErrorCode::NotSupported));
-    let client = broker.builder("asker").own_fds(2).on_recall(never).connect().expect("connect");
+    let builder = broker.builder("asker").own_fds(2).on_recall(|_| Err(ErrorCode::NotSupported));
+    let client = builder.connect().expect("connect");
     let register = |index: usize| {
         let export = |_: usize| Ok(blocks.export(index));
         let deposits = [blocks.deposit(index)];

@@ -79,7 +79,7 @@ fn kept_when_not_asked_for_then_the_owners_death_ends_it() {
 fn kept_when_there_are_as_many_as_may_be_then_no_quota_names_the_cap() {
     let setup = Setup::new().config("[caps.client]\nkept_allocations = 1");
     let broker = setup.start();
-    let builder = broker.builder("owner").on_recall(Box::new(|_| Err(ErrorCode::Again)));
+    let builder = broker.builder("owner").on_recall(|_| Err(ErrorCode::Again));
     let client = builder.connect().expect("connect");
     let blocks = Blocks::new(2);
     let first = keep(&client, &blocks, 0).expect("one may be");

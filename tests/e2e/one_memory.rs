@@ -55,12 +55,12 @@ impl Changeling {
             .builder("owner")
             .own_fds(4)
             .on_notice(on_notice)
-            .on_recall(Box::new(move |recall| {
+            .on_recall(move |recall| {
                 let index = usize::from(recall.base != deposit(0).base);
                 let fd = &of_recall[index][which.load(Ordering::Relaxed)];
                 let fd = fd.try_clone().map_err(|_| ErrorCode::LocalFdLimit)?;
                 Ok(fdbroker_client::RecallAnswer::unchanged(recall, fd))
-            }))
+            })
             .connect()
             .expect("connect");
         let mut owner = Changeling { client, memory, gives, notices, handles: Vec::new() };

@@ -41,7 +41,7 @@ fn owner_who(
     let client = broker
         .builder("owner")
         .own_fds(2)
-        .on_recall(Box::new(move |recall| answer(&for_recall, recall)))
+        .on_recall(move |recall| answer(&for_recall, recall))
         .connect()
         .expect("connect");
     let deposits = [0, 1].map(|index| blocks.deposit(index).share(Share::Any));

@@ -207,7 +207,7 @@ fn hammer(file: &Path, report: &Path) -> Outcome<()> {
         };
         count(&told, name);
     };
-    let client = Client::builder().name("hammer").on_notice(Box::new(on_notice)).connect()?;
+    let client = Client::builder().name("hammer").on_notice(on_notice).connect()?;
     let all = read(file)?;
     let (keep, hammered) = all.split_at(all.len() / 2);
     let mut kept = Vec::new();

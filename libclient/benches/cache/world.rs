@@ -63,7 +63,7 @@ impl World {
             let fd = again.try_clone().map_err(|_| fdbroker_client::ErrorCode::LocalFdLimit)?;
             Ok(RecallAnswer::unchanged(recall, fd))
         };
-        let owner = connect("owner").own_fds(2).on_recall(Box::new(recalled));
+        let owner = connect("owner").own_fds(2).on_recall(recalled);
         World {
             consumer: connect("consumer").connect().expect("connect"),
             owner: owner.connect().expect("connect"),
@@ -100,11 +100,11 @@ impl World {
         handles: &[Handle],
     ) -> Vec<Result<CachedImport<'a>, Error>> {
         let first = self.shared.expose_provenance();
-        let mut open = |grant: &Grant| {
+        let open = |grant: &Grant| {
             let offset = usize::try_from(grant.info.facts.fd_offset).expect("inside");
             Ok(Box::new(Shared(first + offset)) as Box<dyn Opened>)
         };
-        cache.import_many_with(handles, Access::Read, deadline(), &mut open).expect("connected")
+        cache.import_many_with(handles, Access::Read, deadline(), open).expect("connected")
     }
 
     /// Fds of the memory in the daemon and here.

@@ -9,10 +9,9 @@ use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::sized::{Growable, write};
 use crate::slot::{Callback, refuse_in_callback};
-use fdbroker_client::{ErrorCode, InterruptCheck, set_interrupt};
+use fdbroker_client::{ErrorCode, clear_interrupt, set_interrupt};
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::rc::Rc;
 use std::time::Duration;
 
 /// Sets the callback that exports registered memory again when the broker recalls it. Set it before
@@ -69,10 +68,11 @@ pub unsafe extern "C" fn fdbroker_set_interrupt(
     user: *mut c_void,
 ) -> fdbroker_code_t {
     guard(|| {
-        set_interrupt(check.map(|call| {
+        match check {
             // SAFETY: the program's function and argument, on the thread that has set them.
-            Rc::new(move || unsafe { call(user) } != 0) as InterruptCheck
-        }));
+            Some(call) => set_interrupt(move || unsafe { call(user) } != 0),
+            None => clear_interrupt(),
+        }
         Ok(())
     })
 }

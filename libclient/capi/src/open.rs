@@ -213,17 +213,17 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         .dispatch(options.flags & FDBROKER_OPEN_DISPATCH != 0)
         .on_recall({
             let callbacks = Arc::clone(&callbacks);
-            Box::new(move |recall| deliver_recall(&callbacks, recall))
+            move |recall| deliver_recall(&callbacks, recall)
         })
         .on_notice({
             let (callbacks, leases) = (Arc::clone(&callbacks), Arc::clone(&leases));
             let queue = notices.clone();
-            Box::new(move |notice| {
+            move |notice| {
                 translate(&leases, &notice, |told| match &queue {
                     Some(queue) => queue.push(told),
                     None => callbacks.tell(&told),
                 });
-            })
+            }
         });
     if let Some(most) = limit("max_held_fds", options.max_held_fds)? {
         builder = builder.max_held_fds(u32::try_from(most).unwrap_or(u32::MAX));

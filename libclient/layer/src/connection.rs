@@ -158,7 +158,7 @@ impl<S: State> Connection<S> {
             connected.state.recall(recall)
         };
         let notice = |notice| S::connection().notice(&notice);
-        let builder = Client::builder().on_recall(Box::new(recall)).on_notice(Box::new(notice));
+        let builder = Client::builder().on_recall(recall).on_notice(notice);
         // The program knows nothing of fdbroker: whoever runs it with the layer names the broker.
         match builder.start(false).connect() {
             Ok(client) => {

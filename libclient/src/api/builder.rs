@@ -2,11 +2,12 @@
 
 use crate::env::{Variable, number};
 use crate::error::Error;
-use crate::notice::{NoticeCallback, RecallCallback};
+use crate::notice::{Notice, Recall, RecallAnswer};
 use crate::serve::session::Settings;
 use crate::start::Absent;
 use crate::sync::low_half;
 use crate::wire::handshake::{Caller, default_socket_path, named_socket};
+use fdbroker_protocol::ErrorCode;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::path::PathBuf;
@@ -85,16 +86,19 @@ impl ClientBuilder {
 
     /// Told every notice, on the library thread. It must not block: a blocking call of this library
     /// answers NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
-    pub fn on_notice(mut self, callback: NoticeCallback) -> Self {
-        self.settings.on_notice = Some(callback);
+    pub fn on_notice(mut self, callback: impl Fn(Notice) + Send + Sync + 'static) -> Self {
+        self.settings.on_notice = Some(Box::new(callback));
         self
     }
 
     /// Exports registered memory again when the broker recalls it, on the library thread, under the
-    /// same rules. Arenas answer for themselves. Without it nothing else can be registered as
-    /// recallable.
-    pub fn on_recall(mut self, callback: RecallCallback) -> Self {
-        self.settings.on_recall = Some(callback);
+    /// same rules. `Err(STALE)`: the memory is no longer there; any other code: not now. Arenas
+    /// answer for themselves. Without it nothing else can be registered as recallable.
+    pub fn on_recall(
+        mut self,
+        callback: impl Fn(&Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.on_recall = Some(Box::new(callback));
         self
     }
 

@@ -4,13 +4,14 @@
 use super::cached::{CachedImport, Imports};
 use super::cold::Closed;
 use super::miss::{Importer, Opening};
-use super::opened::{ImportOpener, Opener, Openers};
+use super::opened::{ImportOpener, Opened, Openers};
 use super::pin::Pin;
 use super::settings::{CacheSettings, ImportMode};
 use super::started::ImportRequest;
 use super::stats::CacheStats;
 use super::table::{Table, close_all};
 use crate::api::client::Client;
+use crate::books::grant::Grant;
 use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -118,9 +119,9 @@ impl ImportCache {
         handle: &Handle,
         mode: impl Into<ImportMode>,
         deadline: Deadline,
-        open: &mut Opener<'_>,
+        mut open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
     ) -> Result<CachedImport<'_>, Error> {
-        self.import_by(handle, mode.into(), deadline, Opening::With(open))
+        self.import_by(handle, mode.into(), deadline, Opening::With(&mut open))
     }
 
     /// [`ImportCache::import_many`] with an opener.
@@ -132,9 +133,9 @@ impl ImportCache {
         handles: &[Handle],
         mode: impl Into<ImportMode>,
         deadline: Deadline,
-        open: &mut Opener<'_>,
+        mut open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
     ) -> Result<Imports<'_>, Error> {
-        self.importer(mode.into(), deadline, Opening::With(open)).import_many(handles)
+        self.importer(mode.into(), deadline, Opening::With(&mut open)).import_many(handles)
     }
 
     /// Has `opener` open the memory of a kind from now on; `None`: the library does, if the CPU can

@@ -19,7 +19,7 @@ mod table;
 
 pub use cached::{CachedImport, Imports};
 pub use import_cache::ImportCache;
-pub use opened::{ImportOpener, Opened, Opener};
+pub use opened::{ImportOpener, Opened};
 pub use pin::Pin;
 pub use settings::{CacheSettings, ImportMode};
 pub use started::{ImportProgress, ImportRequest};

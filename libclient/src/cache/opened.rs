@@ -65,5 +65,5 @@ impl Openers {
     }
 }
 
-/// Opens memory by other means than mmap(2); the fd is closed after it returns.
-pub type Opener<'a> = dyn FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + 'a;
+/// Of [`crate::ImportCache::import_with`].
+pub(super) type Opener<'a> = dyn FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + 'a;

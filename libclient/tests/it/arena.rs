@@ -239,9 +239,9 @@ fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
 fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ones_are_named_as_ended() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     let arena = Arena::new(&client, HostMemory::Memfd, 2 * PAGE).unwrap();
     let (buffer, freed) = (arena.alloc(PAGE).unwrap(), arena.alloc(PAGE).unwrap());
@@ -323,9 +323,9 @@ fn freed_when_its_naming_is_not_answered_then_unregistered_and_used_again_when_d
 fn reconnect_when_held_over_losses_then_ranges_are_used_again_by_themselves() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();

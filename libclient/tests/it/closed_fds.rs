@@ -120,7 +120,7 @@ fn registrations_when_their_arenas_fd_is_anothers_then_lost_by_name_and_the_memo
 
 fn loses_its_arena() {
     let (sender, receiver) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| drop(sender.send(notice))));
+    let builder = Client::builder().on_notice(move |notice| drop(sender.send(notice)));
     let client = builder.connect().unwrap();
     let arena = Arena::new(&client, HostMemory::Memfd, 1 << 20).unwrap();
     let buffer = arena.alloc(64).unwrap();

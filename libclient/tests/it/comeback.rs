@@ -16,11 +16,9 @@ use std::time::Duration;
 
 fn noticing() -> (ClientBuilder, Receiver<Notice>) {
     let (sender, receiver) = channel();
-    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again))).on_notice(
-        Box::new(move |notice| {
-            let _ = sender.send(notice);
-        }),
-    );
+    let builder = Client::builder().on_recall(|_| Err(ErrorCode::Again)).on_notice(move |notice| {
+        let _ = sender.send(notice);
+    });
     (builder, receiver)
 }
 
@@ -403,9 +401,9 @@ fn comeback_when_recalled_meanwhile_then_answered_before_the_declaration_is() {
     for dispatch in [false, true] {
         let broker = FakeBroker::listen();
         let (builder, notices) = noticing();
-        let builder = builder.dispatch(dispatch).on_recall(Box::new(|recall| {
-            Ok(fdbroker_client::RecallAnswer::unchanged(recall, memory(b"")))
-        }));
+        let builder = builder
+            .dispatch(dispatch)
+            .on_recall(|recall| Ok(fdbroker_client::RecallAnswer::unchanged(recall, memory(b""))));
         let (client, mut peer) = broker.client_with(builder, Terms::default());
         let done = std::sync::atomic::AtomicBool::new(false);
         thread::scope(|scope| {

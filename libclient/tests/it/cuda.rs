@@ -449,8 +449,8 @@ fn import_with_when_cached_then_device_memory_stays_open_in_the_cache() {
         let cache = ImportCache::new(&client, CacheSettings::default());
         let import = thread::scope(|scope| {
             let call = scope.spawn(|| {
-                let mut open = opener(&device, Access::ReadWrite);
-                cache.import_with(&handle(1), Access::ReadWrite, soon(), &mut open).unwrap()
+                let open = opener(&device, Access::ReadWrite);
+                cache.import_with(&handle(1), Access::ReadWrite, soon(), open).unwrap()
             });
             let request = peer.recv_kind(Kind::Acquire);
             let size = memory.len() as u64;

@@ -18,7 +18,7 @@ fn terms(credits: u32) -> Terms {
 #[test]
 fn register_when_sent_then_item_says_what_the_deposit_says() {
     let broker = FakeBroker::listen();
-    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again)));
+    let builder = Client::builder().on_recall(|_| Err(ErrorCode::Again));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let fd = memory(b"");
     let deposit = Deposit::from(Facts {
@@ -183,8 +183,8 @@ fn recall_when_callback_answers_then_supplied_and_closed() {
     let broker = FakeBroker::listen();
     let (canary, sent) = canary();
     let sent = std::sync::Mutex::new(Some(sent));
-    let builder = Client::builder().on_recall(Box::new(move |recall| {
-        match recall.facts.owner_allocation_id {
+    let builder =
+        Client::builder().on_recall(move |recall| match recall.facts.owner_allocation_id {
             1 => Ok(RecallAnswer::unchanged(recall, sent.lock().unwrap().take().unwrap())),
             2 => Err(ErrorCode::Stale),
             3 => {
@@ -192,8 +192,7 @@ fn recall_when_callback_answers_then_supplied_and_closed() {
                 Ok(RecallAnswer { facts, fd: memory(b"") })
             }
             _ => panic!("expected: the test's panic"),
-        }
-    }));
+        });
     let (_client, peer) = broker.client_with(builder, Terms::default());
     let id = |slot| AllocationId { slot, generation: 1 };
     peer.recall(&[1, 2, 3, 4].map(|n| recall_item(id(n), n.into(), 0)));
@@ -218,7 +217,7 @@ fn recall_when_more_than_the_window_then_supplied_in_parts() {
     let broker = FakeBroker::listen();
     let builder = Client::builder()
         .own_fds(3)
-        .on_recall(Box::new(|recall| Ok(RecallAnswer::unchanged(recall, memory(b"")))));
+        .on_recall(|recall| Ok(RecallAnswer::unchanged(recall, memory(b""))));
     let (_client, peer) = broker.client_with(builder, Terms::default());
     let id = |slot| AllocationId { slot, generation: 1 };
     let items: Vec<_> = (0..5).map(|n| recall_item(id(n), n.into(), 0)).collect();
@@ -242,7 +241,7 @@ fn recall_when_no_callback_then_not_supported() {
 fn recall_when_callback_calls_the_library_then_refused_instead_of_deadlock() {
     let broker = FakeBroker::listen();
     static CLIENT: OnceLock<Client> = OnceLock::new();
-    let builder = Client::builder().on_recall(Box::new(|_| {
+    let builder = Client::builder().on_recall(|_| {
         let client = CLIENT.get().ok_or(ErrorCode::Again)?;
         let errors = [
             client.acquire(&handle(1), soon()).unwrap_err(),
@@ -252,7 +251,7 @@ fn recall_when_callback_calls_the_library_then_refused_instead_of_deadlock() {
         assert!(errors.iter().all(|error| error.code == ErrorCode::NotSupported));
         assert!(errors[0].to_string().contains("callback"), "{}", errors[0]);
         Err(ErrorCode::Cancelled)
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     assert!(CLIENT.set(client).is_ok());
     peer.recall(&[recall_item(AllocationId { slot: 1, generation: 1 }, 1, 0)]);

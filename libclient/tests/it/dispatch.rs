@@ -21,7 +21,7 @@ const STALE: Answer<'_> = Answer::Refuse(ErrorCode::Stale);
 /// A client in dispatch mode that answers recalls.
 fn builder() -> ClientBuilder {
     let answer = |recall: &Recall| Ok(RecallAnswer::unchanged(recall, memory(b"")));
-    Client::builder().dispatch(true).own_fds(2).on_recall(Box::new(answer))
+    Client::builder().dispatch(true).own_fds(2).on_recall(answer)
 }
 
 fn connect(broker: &FakeBroker) -> (Client, Peer) {
@@ -30,7 +30,7 @@ fn connect(broker: &FakeBroker) -> (Client, Peer) {
 
 fn noticing(builder: ClientBuilder) -> (ClientBuilder, Receiver<Notice>) {
     let (sender, receiver) = channel();
-    let builder = builder.on_notice(Box::new(move |notice| drop(sender.send(notice))));
+    let builder = builder.on_notice(move |notice| drop(sender.send(notice)));
     (builder, receiver)
 }
 
@@ -329,14 +329,14 @@ fn callback_when_it_calls_what_waits_then_not_supported_whoever_serves() {
     let broker = FakeBroker::listen();
     let client: Arc<std::sync::OnceLock<Client>> = Arc::default();
     let (in_callback, (sender, codes)) = (Arc::clone(&client), channel());
-    let builder = builder().on_notice(Box::new(move |_| {
+    let builder = builder().on_notice(move |_| {
         let client = in_callback.get().unwrap();
         let acquired = client.acquire(&handle(1), soon()).unwrap_err();
         let dispatched = client.dispatch(PATIENCE).unwrap_err();
         let started = client.acquire_start(&[handle(3)], soon()).unwrap().test();
         assert!(matches!(started, Progress::UnderWay(_)));
         sender.send([acquired.code, dispatched.code]).unwrap();
-    }));
+    });
     let (connected, mut peer) = broker.client_with(builder, Terms::default());
     let client = client.get_or_init(|| connected);
     peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
@@ -363,11 +363,11 @@ fn callback_when_it_takes_long_then_other_threads_calls_go_on() {
     let broker = FakeBroker::listen();
     let ((entered, has_entered), (go, may_go)) = (channel(), channel());
     let may_go = std::sync::Mutex::new(may_go);
-    let builder = builder().on_recall(Box::new(move |recall| {
+    let builder = builder().on_recall(move |recall| {
         entered.send(()).unwrap();
         may_go.lock().unwrap().recv_timeout(PATIENCE).unwrap();
         Ok(RecallAnswer::unchanged(recall, memory(b"")))
-    }));
+    });
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     thread::scope(|scope| {
         let acquire = |n: u32| client.acquire(&handle(n), soon()).unwrap_err().code;
@@ -392,13 +392,13 @@ fn threads_when_one_dispatches_and_others_wait_then_all_are_served_and_no_two_ca
     let broker = FakeBroker::listen();
     let (is_busy, calls) = (AtomicBool::new(false), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&calls);
-    let builder = builder().on_recall(Box::new(move |recall| {
+    let builder = builder().on_recall(move |recall| {
         assert!(!is_busy.swap(true, Ordering::SeqCst), "two callbacks at once");
         thread::yield_now();
         is_busy.store(false, Ordering::SeqCst);
         counter.fetch_add(1, Ordering::SeqCst);
         Ok(RecallAnswer::unchanged(recall, memory(b"")))
-    }));
+    });
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     const THREADS: u32 = 4;
     const ROUNDS: u32 = 50;

@@ -161,7 +161,7 @@ fn drop_when_answered_or_not_then_the_registration_is_ended() {
 fn take_early_when_the_broker_is_lost_then_not_connected() {
     let mut broker = FakeBroker::listen();
     let (told, notices) = channel();
-    let on_notice = Box::new(move |notice: Notice| drop(told.send(notice)));
+    let on_notice = move |notice| drop(told.send(notice));
     let (client, peer) =
         broker.client_with(Client::builder().on_notice(on_notice), Terms::default());
     let early = begin(&client, 1);

@@ -428,10 +428,10 @@ fn lookup_when_ended_by_others_then_none_and_register_makes_a_new_one() {
 fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let builder = Client::builder().on_recall(Box::new(|_| Err(ErrorCode::Again)));
-    let builder = builder.on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_recall(|_| Err(ErrorCode::Again));
+    let builder = builder.on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     let exports = Exports::new(&client);
     let recallable = |address, id| at(address, 4096, id).recallable(true);
@@ -586,7 +586,7 @@ fn register_many_when_two_threads_want_the_same_in_opposite_order_then_both_get_
 fn lookup_and_retire_when_in_a_callback_then_work_and_register_of_the_unknown_is_refused() {
     static EXPORTS: OnceLock<Arc<Exports>> = OnceLock::new();
     let broker = FakeBroker::listen();
-    let builder = Client::builder().on_recall(Box::new(|_| {
+    let builder = Client::builder().on_recall(|_| {
         let exports = EXPORTS.get().ok_or(ErrorCode::Again)?;
         assert!(exports.lookup(0, BASE).is_some());
         assert!(exports.register(&at(0, 4096, 5), no_export, soon()).is_ok());
@@ -595,7 +595,7 @@ fn lookup_and_retire_when_in_a_callback_then_work_and_register_of_the_unknown_is
         assert_eq!(exports.unregister(id(1)).unwrap_err().code, ErrorCode::NotSupported);
         assert!(exports.retire(0, BASE).is_some());
         Err(ErrorCode::Cancelled)
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     let exports = Arc::new(Exports::new(&client));
     register(&exports, &peer, &at(0, 4096, 5), 1);

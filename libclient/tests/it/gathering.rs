@@ -126,7 +126,7 @@ fn release_when_a_callback_does_not_end_then_all_arrive() {
             let _ = may_end.lock().unwrap().recv();
         }
     };
-    let builder = Client::builder().on_notice(Box::new(on_notice));
+    let builder = Client::builder().on_notice(on_notice);
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     let (imports, leases) = imports(&client, &mut peer);
     let mut writer = Writer::new();

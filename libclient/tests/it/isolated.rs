@@ -128,7 +128,7 @@ fn new_when_the_broker_is_full_then_no_quota_names_cap_and_holder_and_nothing_is
 fn reconnect_when_made_before_then_memory_stays_and_is_not_shared_any_more() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let on_notice = Box::new(move |notice| drop(sender.send(notice)));
+    let on_notice = move |notice| drop(sender.send(notice));
     let (client, peer) = broker.client_with(builder().on_notice(on_notice), Terms::default());
     let (buffer, _) = isolated(&client, &peer, Share::Uid, 1);
     buffer.write_at(0, b"kept").unwrap();

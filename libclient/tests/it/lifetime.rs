@@ -14,9 +14,9 @@ use std::time::Instant;
 
 fn noticing() -> (fdbroker_client::ClientBuilder, Receiver<Notice>) {
     let (sender, receiver) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     (builder, receiver)
 }
 
@@ -146,10 +146,10 @@ fn notices_when_broker_sends_events_then_told_in_order() {
 fn notice_when_callback_panics_then_the_next_is_told() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_notice(move |notice| {
         assert_ne!(notice, Notice::GoingAway { reason: 1 }, "expected: the test's panic");
         let _ = sender.send(notice);
-    }));
+    });
     let (_client, peer) = broker.client_with(builder, Terms::default());
     let mut writer = Writer::new();
     for reason in [1u32, 2] {
@@ -216,10 +216,10 @@ thread_local! {
 fn drop_when_last_client_then_its_thread_is_gone() {
     let broker = FakeBroker::listen();
     let (sender, told) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |_| {
+    let builder = Client::builder().on_notice(move |_| {
         LAST.with(|_| ());
         sender.send(()).unwrap();
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);
     told.recv_timeout(PATIENCE).unwrap();
@@ -232,10 +232,10 @@ fn drop_when_in_a_callback_then_its_own_thread_is_not_waited_for() {
     let broker = FakeBroker::listen();
     let slot: Arc<Mutex<Option<Client>>> = Arc::default();
     let (in_callback, (sender, dropped)) = (Arc::clone(&slot), channel());
-    let builder = Client::builder().on_notice(Box::new(move |_| {
+    let builder = Client::builder().on_notice(move |_| {
         drop(in_callback.lock().unwrap().take());
         let _ = sender.send(());
-    }));
+    });
     let (client, peer) = broker.client_with(builder, Terms::default());
     *slot.lock().unwrap() = Some(client);
     peer.drained(AllocationId { slot: 4, generation: 2 }, 5, 0);

@@ -99,7 +99,7 @@ fn register_when_recallable_without_a_recall_callback_then_that_one_is_refused()
     assert_eq!(outcomes[1].as_ref().unwrap().handle, handle(1), "it went alone");
 
     let answer = |recall: &_| Ok(RecallAnswer::unchanged(recall, memory(b"")));
-    let builder = Client::builder().on_recall(Box::new(answer));
+    let builder = Client::builder().on_recall(answer);
     let (client, peer) = broker.client_with(builder, Terms::default());
     assert!(register(&client, &peer, &deposits).iter().all(Result::is_ok));
 }

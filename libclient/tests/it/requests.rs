@@ -211,9 +211,9 @@ fn unregister_when_it_is_answered_too_late_then_a_notice_tells_that_it_is_draine
     for dispatch in [false, true] {
         let broker = FakeBroker::listen();
         let (sender, notices) = channel();
-        let builder = Client::builder().dispatch(dispatch).on_notice(Box::new(move |notice| {
+        let builder = Client::builder().dispatch(dispatch).on_notice(move |notice| {
             let _ = sender.send(notice);
-        }));
+        });
         let (client, peer) = broker.client_with(builder, Terms::default());
         let fd = memory(b"");
         let registered = thread::scope(|scope| {

@@ -406,13 +406,13 @@ fn test_when_called_in_a_callback_then_works_there() {
     type Slot = std::sync::Arc<std::sync::Mutex<Option<(Client, AcquireRequest)>>>;
     let slot = Slot::default();
     let in_callback = Slot::clone(&slot);
-    let builder = Client::builder().on_notice(Box::new(move |_| {
+    let builder = Client::builder().on_notice(move |_| {
         let Some((client, request)) = in_callback.lock().unwrap().take() else { return };
         let blocked = client.acquire(&handle(9), soon()).unwrap_err();
         assert_eq!(blocked.code, ErrorCode::NotSupported);
         let other = client.acquire_start(&[handle(2)], soon()).unwrap();
         let _ = sender.send((finish(request), finish(other), client));
-    }));
+    });
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     let request = client.acquire_start(&[handle(1)], soon()).unwrap();
     *slot.lock().unwrap() = Some((client, request));

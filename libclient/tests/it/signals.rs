@@ -157,7 +157,7 @@ fn child_that_would_die_of_sigpipe() {
         let answer = |recall: &fdbroker_client::Recall| {
             Ok(fdbroker_client::RecallAnswer::unchanged(recall, memory(b"")))
         };
-        let builder = Client::builder().reconnect(false).own_fds(2).on_recall(Box::new(answer));
+        let builder = Client::builder().reconnect(false).own_fds(2).on_recall(answer);
         let client = builder.dispatch(round % 4 < 2).connect().unwrap();
         let grant = client.acquire(&handle(1), soon()).unwrap();
         drop(grant);

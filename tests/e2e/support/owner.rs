@@ -4,7 +4,7 @@
 use super::broker::Broker;
 use super::memory::Blocks;
 use super::wait::{PATIENCE, patience};
-use fdbroker_client::{Client, Deposit, Notice, NoticeCallback, Registration};
+use fdbroker_client::{Client, Deposit, Notice, Registration};
 use fdbroker_protocol::{AllocationId, Handle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +19,11 @@ const QUIET_TIME: std::time::Duration = std::time::Duration::from_millis(200);
 pub struct Notices(Receiver<Notice>);
 
 /// A queue of notices, and the callback that fills it.
-pub fn notices() -> (Notices, NoticeCallback) {
+pub fn notices() -> (Notices, impl Fn(Notice) + Send + Sync) {
     let (sender, receiver) = channel();
     // This fails if the test has ended before its client.
     let tell = move |notice| drop(sender.send(notice));
-    (Notices(receiver), Box::new(tell))
+    (Notices(receiver), tell)
 }
 
 impl Notices {
@@ -129,10 +129,10 @@ impl Owner {
             .builder(name)
             .own_fds(2)
             .on_notice(on_notice)
-            .on_recall(Box::new(move |recall| {
+            .on_recall(move |recall| {
                 counter.fetch_add(1, Ordering::Relaxed);
                 for_recall.answer(recall)
-            }))
+            })
             .connect()
             .expect("connect");
         Owner { client, blocks, registrations: Vec::new(), notices, recalls }

@@ -98,9 +98,9 @@ fn revoked_when_unused_then_given_back_without_a_call() {
 #[test]
 fn revoked_when_in_use_then_readable_until_the_last_release_gives_it_back() {
     let (sender, notices) = channel();
-    let builder = Client::builder().reconnect(false).on_notice(Box::new(move |notice| {
+    let builder = Client::builder().reconnect(false).on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     let rig = rig_of(builder, unbounded());
     let (one, two) = (rig.import(5), rig.import(5));
     revoke(&rig, 5, 1);
@@ -118,9 +118,9 @@ fn revoked_when_in_use_then_readable_until_the_last_release_gives_it_back() {
 #[test]
 fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_hits() {
     let (sender, notices) = channel();
-    let builder = Client::builder().on_notice(Box::new(move |notice| {
+    let builder = Client::builder().on_notice(move |notice| {
         let _ = sender.send(notice);
-    }));
+    });
     let Rig { cache, client, granting, mut broker } = rig_of(builder, unbounded());
     let import = |slot| cache.import(&handle(slot), Access::Read, soon());
     let (used, refused) = (import(1).unwrap(), import(3).unwrap());

@@ -50,8 +50,8 @@ fn import_when_the_offset_is_outside_then_bad_handle_and_nothing_is_left() {
 #[test]
 fn import_with_when_open_fails_then_its_error_and_nothing_is_left() {
     let rig = rig(unbounded());
-    let mut open = |_: &Grant| Err(Error::new(ErrorCode::NotSupported, "no driver here"));
-    let error = rig.cache.import_with(&handle(5), Access::Read, soon(), &mut open).unwrap_err();
+    let open = |_: &Grant| Err(Error::new(ErrorCode::NotSupported, "no driver here"));
+    let error = rig.cache.import_with(&handle(5), Access::Read, soon(), open).unwrap_err();
     assert!(error.to_string().contains("no driver here"), "{error}");
     assert_nothing_left(&rig);
     rig.granting.log(|log| assert!(log.mapped.is_empty(), "reported though it failed"));
@@ -61,9 +61,9 @@ fn import_with_when_open_fails_then_its_error_and_nothing_is_left() {
 #[test]
 fn import_with_when_open_panics_then_nothing_is_left_and_others_can() {
     let rig = rig(unbounded());
-    let mut open = |_: &Grant| panic!("expected: the test's panic");
+    let open = |_: &Grant| panic!("expected: the test's panic");
     let imported = catch_unwind(AssertUnwindSafe(|| {
-        rig.cache.import_with(&handle(5), Access::Read, soon(), &mut open).map(drop)
+        rig.cache.import_with(&handle(5), Access::Read, soon(), open).map(drop)
     }));
     assert!(imported.is_err());
     assert_nothing_left(&rig);
@@ -163,8 +163,8 @@ fn import_when_it_ends_before_it_is_kept_then_stale_and_nothing_is_left() {
     let rig = rig(unbounded());
     rig.granting.end_at_grant(5);
     let alive = Arc::new(());
-    let mut open = |_: &Grant| Ok(Box::new(Counted(Arc::clone(&alive), BYTES)) as Box<dyn Opened>);
-    let error = rig.cache.import_with(&handle(5), Access::Read, soon(), &mut open).unwrap_err();
+    let open = |_: &Grant| Ok(Box::new(Counted(Arc::clone(&alive), BYTES)) as Box<dyn Opened>);
+    let error = rig.cache.import_with(&handle(5), Access::Read, soon(), open).unwrap_err();
     assert_eq!(error.code, ErrorCode::Stale, "{error}");
     assert_eq!(Arc::strong_count(&alive), 1, "opened and not closed");
     assert_nothing_left(&rig);
@@ -194,14 +194,14 @@ fn import_when_on_the_library_thread_then_hits_only() {
     let take = std::sync::Mutex::new(take);
     let builder = fdbroker_client::Client::builder().reconnect(false);
     let rig = rig_of(
-        builder.on_notice(Box::new(move |_| {
+        builder.on_notice(move |_| {
             let cache = take.lock().unwrap().recv().unwrap();
             let code = |slot| {
                 let imported = cache.import(&handle(slot), Access::Read, soon());
                 imported.map(drop).map_err(|error| error.code)
             };
             sender.send([code(1), code(2)]).unwrap();
-        })),
+        }),
         unbounded(),
     );
     rig.touch(1);

@@ -56,9 +56,9 @@ fn race(settings: CacheSettings, slots: u32, mut disturb: impl FnMut(&Rig)) {
                 let mut slot = thread;
                 while !is_over.load(Ordering::Relaxed) {
                     slot = (slot + 1) % slots;
-                    let mut open = |_: &Grant| Ok(Flag::open());
+                    let open = |_: &Grant| Ok(Flag::open());
                     let wanted = handle(1 + slot);
-                    match rig.cache.import_with(&wanted, Access::Read, soon(), &mut open) {
+                    match rig.cache.import_with(&wanted, Access::Read, soon(), open) {
                         Ok(import) => {
                             for _ in 0..20 {
                                 assert!(is_open(import.as_ptr()), "closed while pinned");
@@ -131,9 +131,9 @@ fn hit_when_closed_and_opened_anew_between_its_steps_then_never_the_closed_memor
                 }
             });
         }
-        let mut open = |_: &Grant| Ok(Flag::open());
+        let open = |_: &Grant| Ok(Flag::open());
         for _ in 0..REOPENINGS {
-            let imported = rig.cache.import_with(&handle(1), Access::Read, soon(), &mut open);
+            let imported = rig.cache.import_with(&handle(1), Access::Read, soon(), open);
             assert!(is_open(imported.unwrap().as_ptr()));
             rig.cache.empty();
         }

@@ -98,13 +98,13 @@ fn client(fixed: &Fixed, mut calls: Bytes<'_>) {
         .name("fuzz")
         .reconnect(false)
         .dispatch(true)
-        .on_notice(Box::new(|notice| drop(format!("{notice:?}"))))
-        .on_recall(Box::new(move |recall| match memory.try_clone() {
+        .on_notice(|notice| drop(format!("{notice:?}")))
+        .on_recall(move |recall| match memory.try_clone() {
             Ok(fd) if recall.facts.owner_allocation_id != 3 => {
                 Ok(RecallAnswer::unchanged(recall, fd))
             }
             _ => Err(fdbroker_client::ErrorCode::Stale),
-        }));
+        });
     let client = match builder.connect() {
         Ok(client) => client,
         Err(error) => return assert!(!error.to_string().is_empty()),

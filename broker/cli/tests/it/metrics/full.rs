@@ -51,13 +51,13 @@ fn reclaimed(seen: &mut Seen) {
     let asked = Arc::new(AtomicUsize::new(0));
     let (to_give_back, counted) = (Arc::clone(&held), Arc::clone(&asked));
     let holder = broker.client_with(1, |builder| {
-        builder.on_notice(Box::new(move |notice| {
+        builder.on_notice(move |notice| {
             // Gives back all that it has.
             if let Notice::Reclaim { leases } = notice {
                 counted.fetch_add(leases.len(), Ordering::Relaxed);
                 to_give_back.lock().expect("nobody panics with it").clear();
             }
-        }))
+        })
     });
     let registered = holder.register(&recallable(1), memfd(1).as_fd(), soon());
     let handle = registered.expect("registered").handle;

@@ -30,12 +30,12 @@ fn answered(seen: &mut Seen) {
     let fd = memfd(1);
     let given = fd.try_clone().expect("a duplicate");
     let owner = broker.client_with(2, |builder| {
-        builder.on_recall(Box::new(move |recall| {
+        builder.on_recall(move |recall| {
             let told = may_answer.lock().expect("one thread").recv();
             told.map_err(|_| ErrorCode::Internal)?;
             let fd = given.try_clone().map_err(|_| ErrorCode::LocalFdLimit)?;
             Ok(RecallAnswer::unchanged(recall, fd))
-        }))
+        })
     });
     let consumer = broker.client();
     let registered = owner.register(&recallable(1), fd.as_fd(), soon());

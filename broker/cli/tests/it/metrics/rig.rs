@@ -77,7 +77,7 @@ impl Broker {
     ) -> Client {
         let socket = self.dir.path().join("fdbroker/broker.sock");
         let builder = Client::builder().socket(socket).own_fds(own_fds);
-        let builder = builder.on_recall(Box::new(|_| Err(ErrorCode::NotSupported)));
+        let builder = builder.on_recall(|_| Err(ErrorCode::NotSupported));
         more(builder).connect().expect("a broker")
     }
 
