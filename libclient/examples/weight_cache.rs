@@ -60,7 +60,7 @@ fn load(
     let sizes = files.iter().map(size).collect::<Result<Vec<u64>, _>>()?;
     let new: Vec<NewObject<'_>> =
         names.iter().zip(sizes).map(|(name, size)| NewObject::new(name, size)).collect();
-    let options = ObjectOptions { keep: Some(KEEP), ..ObjectOptions::default() };
+    let options = ObjectOptions::default().keep(KEEP);
     let deadline = Deadline::from_ms(PATIENCE_MS);
     let mut group = match objects.create(&new, Place::Host, options, deadline) {
         Err(Error { code: ErrorCode::Exists, .. }) => return Ok("awaited"),

@@ -150,9 +150,8 @@ impl Deposit {
 
     /// Whether it is the same allocation of its owner.
     pub(crate) fn is_same(&self, other: &Deposit) -> bool {
-        let Facts { device, gpu, size_bytes, owner_allocation_id, .. } = other.facts;
-        self.base == other.base
-            && self.facts == Facts { device, gpu, size_bytes, owner_allocation_id, ..self.facts }
+        let Facts { kind, fd_offset, .. } = self.facts;
+        self.base == other.base && self.facts == other.facts.kind(kind).fd_offset(fd_offset)
     }
 
     pub(crate) fn to_item(self) -> RegisterItem {

@@ -18,6 +18,7 @@ use std::ptr::NonNull;
 
 /// What an import may do with the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Access {
     /// PROT_READ: a write is a SIGSEGV.
     Read,

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 pub enum Notice {
     /// An allocation of which this client has a lease has ended. The lease stays on the ledger
     /// until it is released; the memory stays mapped until then.
+    #[non_exhaustive]
     Revoked {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -22,6 +23,7 @@ pub enum Notice {
     },
     /// An allocation of this client has ended and its last lease is gone: its memory may be used
     /// anew.
+    #[non_exhaustive]
     Drained {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -31,11 +33,13 @@ pub enum Notice {
         base: u64,
     },
     /// The broker would like these leases back if they are not in use.
+    #[non_exhaustive]
     Reclaim {
         /// Their numbers, [`crate::Lease::number`].
         leases: Vec<u64>,
     },
     /// The broker is about to end.
+    #[non_exhaustive]
     GoingAway {
         /// 1 = it ends, 2 = it restarts and keeps all state.
         reason: u32,
@@ -43,6 +47,7 @@ pub enum Notice {
     /// The broker has refused the fd that answered a recall: it is not the memory that the handle
     /// names, or cannot be shared. The allocation stays as it was, and its holders keep what they
     /// have.
+    #[non_exhaustive]
     SupplyRefused {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -56,6 +61,7 @@ pub enum Notice {
     /// A registration has ended with the broker that was lost: it can neither be exported again nor
     /// was it kept, or the next broker did not take it. Its handle is void: register anew, and pass
     /// on the new handle. Told before [`Notice::Reconnected`].
+    #[non_exhaustive]
     RegistrationLost {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -69,6 +75,7 @@ pub enum Notice {
     },
     /// Connected again. Handles, registrations and leases of before are good, but for those told of
     /// before this.
+    #[non_exhaustive]
     Reconnected {
         /// Of the broker: another value than before means that it is another start of it.
         incarnation: u64,
@@ -77,6 +84,7 @@ pub enum Notice {
 
 /// The broker asks for the fd of an allocation again. See [`crate::ClientBuilder::on_recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Recall {
     /// Slot and generation, as in the handle.
     pub id: AllocationId,
@@ -88,6 +96,7 @@ pub struct Recall {
 
 /// The owner's answer to a [`Recall`]: the fd exported again.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct RecallAnswer {
     /// The new export; closed by the library when sent.
     pub fd: OwnedFd,
@@ -97,6 +106,11 @@ pub struct RecallAnswer {
 }
 
 impl RecallAnswer {
+    /// The fd with these facts: those of the recall, changed as [`RecallAnswer::facts`] says.
+    pub fn new(fd: OwnedFd, facts: Facts) -> Self {
+        RecallAnswer { fd, facts }
+    }
+
     /// An fd for the very allocation recalled, offset and size as before. Only for memory whose id
     /// cannot have changed: otherwise read it again after the export.
     pub fn unchanged(recall: &Recall, fd: OwnedFd) -> Self {

@@ -394,7 +394,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
     let owner = Owner::of(&broker, "owner", 2);
     let exports = Exports::new(&owner.client);
     let third = owner.blocks.deposit(0);
-    let third = third.facts(Facts { device: 7, ..third.facts });
+    let third = third.facts(third.facts.device(7));
     let replaced =
         exports.register(&third, || Ok(owner.blocks.export(0)), patience()).expect("new");
     let arena = Arena::new(&owner.client, host_memory(), 4 * BLOCK_BYTES).expect("an arena");
@@ -410,7 +410,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
 
     // Unregistered, replaced by other memory at the same address, freed and another buffer taken.
     assert!(!owner.client.unregister(&owner.registrations[0]).expect("it ends all the same").0);
-    let other = third.facts(Facts { owner_allocation_id: 99, ..third.facts });
+    let other = third.facts(third.facts.owner_allocation_id(99));
     let error = exports.register(&other, || Ok(owner.blocks.export(1)), patience());
     assert_eq!(error.expect_err("there is no broker").code, ErrorCode::NotConnected);
     drop(freed);
@@ -476,13 +476,11 @@ fn redeposit_when_the_handle_is_stolen_then_not_permitted_and_the_owner_still_co
 fn deposit_item(owner: &Owner) -> fdbroker_protocol::message::RegisterItem {
     let deposit = owner.blocks.deposit(0);
     fdbroker_protocol::message::RegisterItem {
-        facts: Facts {
-            device: deposit.facts.device,
-            fd_offset: deposit.facts.fd_offset,
-            owner_allocation_id: deposit.facts.owner_allocation_id,
-            ..Facts::new(deposit.facts.kind, deposit.facts.size_bytes)
-        }
-        .into(),
+        facts: Facts::new(deposit.facts.kind, deposit.facts.size_bytes)
+            .device(deposit.facts.device)
+            .fd_offset(deposit.facts.fd_offset)
+            .owner_allocation_id(deposit.facts.owner_allocation_id)
+            .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: deposit.share as u8,
         driver_data_len: 0,

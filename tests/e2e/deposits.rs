@@ -9,7 +9,7 @@ use crate::support::owner::Owner;
 use crate::support::raw::Raw;
 use crate::support::wait::patience;
 use fdbroker_client::{Client, Deposit, Error, Share};
-use fdbroker_protocol::{ErrorCode, Facts, FdType, MemoryKind};
+use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
 use nix::fcntl::{OFlag, SealFlag};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -96,7 +96,7 @@ fn register_when_a_memfd_may_grow_then_not_for_other_uids() {
     let client = broker.client("depositor");
     let register = |id, share| {
         let memory = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
-        let deposit = memory.facts(Facts { owner_allocation_id: id, ..memory.facts }).share(share);
+        let deposit = memory.facts(memory.facts.owner_allocation_id(id)).share(share);
         client.register(&deposit, fd.as_fd(), patience())
     };
     for (id, share) in [(1, Share::Gid), (2, Share::Any)] {
@@ -191,9 +191,7 @@ fn register_when_it_overlaps_many_then_all_of_them_end_and_it_is_there() {
     let pieces: Vec<Deposit> = (0..MANY as u64)
         .map(|index| {
             let (base, id) = (whole.base + index * piece, 1000 + index);
-            whole
-                .facts(Facts { size_bytes: piece, owner_allocation_id: id, ..whole.facts })
-                .base(base)
+            whole.facts(whole.facts.size_bytes(piece).owner_allocation_id(id)).base(base)
         })
         .collect();
     let export = |_| Ok(owner.blocks.export(0));

@@ -189,11 +189,7 @@ fn state_when_the_store_hands_it_out_twice_then_the_second_time_it_is_refused() 
 /// One block, kept when `flags` say so.
 fn item(flags: u8) -> RegisterItem {
     RegisterItem {
-        facts: Facts {
-            owner_allocation_id: 7,
-            ..Facts::new(MemoryKind::Memfd, BLOCK_BYTES as u64)
-        }
-        .into(),
+        facts: Facts::new(MemoryKind::Memfd, BLOCK_BYTES as u64).owner_allocation_id(7).into(),
         flags: flags | register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 3,

@@ -86,7 +86,7 @@ impl Changeling {
         let right = (ErrorCode::OwnerSilent, ErrorCode::UnsupportedFd as u64);
         assert_eq!((error.code, status.value), right, "{when}: {error}");
         let told = self.notices.until("the refusal", |notice| match notice {
-            Notice::SupplyRefused { id, error } => Some((id, error)),
+            Notice::SupplyRefused { id, error, .. } => Some((id, error)),
             _ => None,
         });
         assert_eq!(told.0, self.handles[0].id(), "{when}");

@@ -15,7 +15,7 @@ fn until_disconnected(told: &Notices) {
 
 fn until_reconnected(told: &Notices) -> u64 {
     told.until("reconnected", |notice| match notice {
-        Notice::Reconnected { incarnation } => Some(incarnation),
+        Notice::Reconnected { incarnation, .. } => Some(incarnation),
         _ => None,
     })
 }

@@ -257,7 +257,7 @@ impl Rank {
     }
 
     fn put_objects(&self, weights: &Weights, keep: bool) -> Result<(), String> {
-        let options = ObjectOptions { keep: keep.then_some(Duration::ZERO), ..Default::default() };
+        let options = ObjectOptions::default().keep(keep.then_some(Duration::ZERO));
         for group in 0..weights.groups {
             let members = weights.group(group);
             let new: Vec<_> =
@@ -328,7 +328,7 @@ impl Rank {
     fn register(&self, memory: &CudaMemory, id: u64) -> Result<Registration, String> {
         let fd = memory.export().map_err(text)?;
         let facts = Facts::new(MemoryKind::CudaVmm, memory.len() as u64);
-        let facts = Facts { owner_allocation_id: id, ..facts };
+        let facts = facts.owner_allocation_id(id);
         let deposit = Deposit::from(facts).base(memory.device_ptr());
         self.client()?.register(&deposit, fd.as_fd(), soon()).map_err(text)
     }

@@ -382,8 +382,7 @@ pub fn push(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Pus
 /// A block of memory to register, at an address of its own.
 pub fn block(index: usize) -> RegisterItem {
     RegisterItem {
-        facts: Facts { owner_allocation_id: index as u64, ..Facts::new(MemoryKind::Memfd, 4096) }
-            .into(),
+        facts: Facts::new(MemoryKind::Memfd, 4096).owner_allocation_id(index as u64).into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: fdbroker_protocol::Share::Uid as u8,
         driver_data_len: 0,

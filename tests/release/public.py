@@ -86,15 +86,17 @@ class Crate:
         return None
 
     def entry(self, item, kind, inner, path):
-        mark = " non_exhaustive" if any("non_exhaustive" in str(attribute) for attribute in item["attrs"]) else ""
-        self.lines.add(f"{path} ({kind}{mark})")
+        self.lines.add(f"{path} ({kind}{mark_of(item)})")
         self.look(inner, path)
         for child in fields_of(kind, inner) + list(inner.get("items", []) if kind == "trait" else []):
             one = self.item(child)
             if one and one["visibility"] in ("public", "default") and not is_hidden(one):
                 what, own = next(iter(one["inner"].items()))
-                self.lines.add(f"{path}::{one['name']} ({what.replace('struct_field', 'field')})")
+                self.lines.add(f"{path}::{one['name']} ({what.replace('struct_field', 'field')}{mark_of(one)})")
                 self.look(own, f"{path}::{one['name']}")
+                for field in map(self.item, fields_of(what, own) if what == "variant" else []):
+                    self.lines.add(f"{path}::{one['name']}::{field['name']} (field)")
+                    self.look(field["inner"], f"{path}::{one['name']}::{field['name']}")
         for number in inner.get("impls", []) if isinstance(inner, dict) else []:
             self.implementation(self.item(number), path)
 
@@ -134,10 +136,15 @@ class Crate:
             self.foreign.add(f"{where.removesuffix(' implements it')}: {'::'.join(place['path'])}")
 
 
+def mark_of(item):
+    return " non_exhaustive" if any("non_exhaustive" in str(attribute) for attribute in item["attrs"]) else ""
+
+
 def fields_of(kind, inner):
-    if kind == "struct":
-        plain = inner["kind"].get("plain") if isinstance(inner["kind"], dict) else None
-        return list(plain["fields"]) if plain else []
+    if kind in ("struct", "variant"):
+        shape = inner["kind"]
+        named = (shape.get("plain") or shape.get("struct")) if isinstance(shape, dict) else None
+        return list(named["fields"]) if named else []
     return list(inner["variants"]) if kind == "enum" else []
 
 

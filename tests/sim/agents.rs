@@ -375,15 +375,16 @@ impl World {
             bytes[..usize::from(length)].fill(next_id as u8);
             (length, bytes)
         });
+        let gpu = [Gpu::NONE, Gpu::cuda([1; 16], 0, false), Gpu::cuda([2; 16], 0, true)];
+        // Drawn in this order, or old seeds play otherwise.
+        let (device, fd_offset) = (rng.below(2) as u32, rng.below(16) * PAGE_BYTES);
+        let (kind, size_bytes) = (kind[rng.below(3) as usize], rng.between(1, 8) * PAGE_BYTES);
         let claimed = Deposit {
-            facts: Facts {
-                device: rng.below(2) as u32,
-                gpu: [Gpu::NONE, Gpu::cuda([1; 16], 0, false), Gpu::cuda([2; 16], 0, true)]
-                    [next_id as usize % 3],
-                fd_offset: rng.below(16) * PAGE_BYTES,
-                owner_allocation_id: next_id,
-                ..Facts::new(kind[rng.below(3) as usize], rng.between(1, 8) * PAGE_BYTES)
-            },
+            facts: Facts::new(kind, size_bytes)
+                .device(device)
+                .gpu(gpu[next_id as usize % 3])
+                .fd_offset(fd_offset)
+                .owner_allocation_id(next_id),
             share: if rng.chance(150) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
             keep: rng.chance(120),
@@ -507,7 +508,7 @@ impl World {
         let base = u64::MAX - self.rng.below(3) * PAGE_BYTES;
         let (size_bytes, fd_offset) = (u64::MAX >> self.rng.below(64), u64::MAX);
         arrived.judged = arrived.judged.map(|judged| {
-            let facts = Facts { size_bytes, fd_offset, ..judged.facts };
+            let facts = judged.facts.size_bytes(size_bytes).fd_offset(fd_offset);
             Judged { claimed: Deposit { base, facts, ..judged.claimed }, ..judged }
         });
         let deposits = if credits > 0 { vec![arrived] } else { Vec::new() };
@@ -576,5 +577,5 @@ impl World {
 /// A GPU that no deposit names else.
 pub fn on_another_gpu(deposit: Deposit) -> Deposit {
     let gpu = Gpu::cuda([3; 16], 0, false);
-    Deposit { facts: Facts { gpu, ..deposit.facts }, ..deposit }
+    Deposit { facts: deposit.facts.gpu(gpu), ..deposit }
 }

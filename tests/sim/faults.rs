@@ -7,7 +7,7 @@ use crate::report::Stats;
 use crate::step::Step;
 use crate::tally::Fault;
 use fdbroker_core::{Effect, Supply};
-use fdbroker_protocol::{AllocationId, Facts};
+use fdbroker_protocol::AllocationId;
 
 /// Counts the faults in an input, before the model learns of it.
 pub fn of_action(stats: &mut Stats, model: &Model, action: &Action) {
@@ -47,7 +47,7 @@ fn of_supply(stats: &mut Stats, model: &Model, supply: &Supply) {
         return;
     }
     let fd_offset = supply.facts.fd_offset;
-    if supply.facts != (Facts { fd_offset, ..allocation.deposit.facts }) {
+    if supply.facts != allocation.deposit.facts.fd_offset(fd_offset) {
         stats.fault(Fault::RecallLied);
     }
 }

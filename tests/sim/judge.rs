@@ -415,7 +415,7 @@ impl Model {
         match supply.fd {
             Ok(at) => {
                 let Facts { fd_offset, size_bytes, .. } = supply.facts;
-                let same = supply.facts == Facts { fd_offset, ..allocation.deposit.facts }
+                let same = supply.facts == allocation.deposit.facts.fd_offset(fd_offset)
                     && fd_offset.checked_add(size_bytes).is_some();
                 if same {
                     allocation.deposit.claimed.facts = supply.facts;

@@ -313,7 +313,7 @@ impl Model {
                 () if !deposit.recallable => self.lost(step, id, ErrorCode::Lost),
                 () if overlapping => self.lost(step, id, ErrorCode::Stale),
                 () => {
-                    let facts = Facts { gpu: known.deposit.facts.gpu, ..deposit.facts };
+                    let facts = deposit.facts.gpu(known.deposit.facts.gpu);
                     let named = Deposit { share, facts, ..*deposit };
                     self.take(client, id, known, named.into(), Vec::new())
                 }
@@ -394,8 +394,10 @@ impl Model {
                 // Of its fd nothing else is known.
                 let Facts { device, owner_allocation_id, .. } = deposit.facts;
                 let Facts { kind, gpu, size_bytes, .. } = known.deposit.facts;
-                let facts =
-                    Facts { device, gpu, owner_allocation_id, ..Facts::new(kind, size_bytes) };
+                let facts = Facts::new(kind, size_bytes)
+                    .device(device)
+                    .gpu(gpu)
+                    .owner_allocation_id(owner_allocation_id);
                 let unknown = Deposit { share, recallable, facts, keep: false, ..*deposit };
                 let unknown = Deposit { driver_data: None, ..unknown }.into();
                 let deposit = if is_orphan { adopted(&known, deposit) } else { unknown };
@@ -548,7 +550,7 @@ impl Model {
 /// A kept one as whoever names it again says, as far as that counts.
 fn adopted(known: &Allocation, named: &Deposit) -> Judged {
     let Facts { device, owner_allocation_id, .. } = named.facts;
-    let facts = Facts { device, owner_allocation_id, ..known.deposit.facts };
+    let facts = known.deposit.facts.device(device).owner_allocation_id(owner_allocation_id);
     let claimed = Deposit { base: named.base, facts, ..known.deposit.claimed };
     Judged { claimed, ..known.deposit }
 }
@@ -582,7 +584,7 @@ fn reserved(record: &Record) -> Allocation {
         deposit: Deposit {
             share: record.share,
             recallable: record.recallable,
-            ..Facts { gpu: record.gpu, ..Facts::new(record.kind, record.size_bytes) }.into()
+            ..Facts::new(record.kind, record.size_bytes).gpu(record.gpu).into()
         }
         .into(),
         count: 0,

@@ -50,7 +50,7 @@ fn quiet_world(setup: Setup, mode: TraceMode) -> World {
 
 /// A deposit like most.
 pub fn deposit(id: u64) -> Deposit {
-    let facts = Facts { owner_allocation_id: id, ..Facts::new(MemoryKind::DmaBuf, PAGE_BYTES) };
+    let facts = Facts::new(MemoryKind::DmaBuf, PAGE_BYTES).owner_allocation_id(id);
     Deposit { recallable: true, base: 0x10_0000 + id * PAGE_BYTES, ..facts.into() }
 }
 
@@ -61,7 +61,7 @@ pub fn arrived(deposit: impl Into<Judged>) -> Arrived {
 
 /// The same of another size.
 pub fn sized(size_bytes: u64, deposit: Deposit) -> Deposit {
-    Deposit { facts: Facts { size_bytes, ..deposit.facts }, ..deposit }
+    Deposit { facts: deposit.facts.size_bytes(size_bytes), ..deposit }
 }
 
 impl Rig {

@@ -165,12 +165,10 @@ impl Broker {
             for index in self.held.len()..self.held.len() + batch {
                 let offset = index as u64 * ALLOCATION_BYTES;
                 owner.writer.push(&RegisterItem {
-                    facts: Facts {
-                        fd_offset: offset,
-                        owner_allocation_id: index as u64 + 1,
-                        ..Facts::new(MemoryKind::Memfd, ALLOCATION_BYTES)
-                    }
-                    .into(),
+                    facts: Facts::new(MemoryKind::Memfd, ALLOCATION_BYTES)
+                        .fd_offset(offset)
+                        .owner_allocation_id(index as u64 + 1)
+                        .into(),
                     flags: register_flags::RECALLABLE,
                     base: U64::new(0x1000_0000 + offset),
                     ..RegisterItem::new_zeroed()

@@ -427,7 +427,7 @@ mod tests {
         let fd = memfd(8192, both());
         let mut classifier = Classifier::new().unwrap();
         let mut check = |size, offset| {
-            let facts = Facts { fd_offset: offset, ..Facts::new(MemoryKind::Memfd, size) };
+            let facts = Facts::new(MemoryKind::Memfd, size).fd_offset(offset);
             classifier.check(fd.as_fd(), Share::Uid, &facts)
         };
         let inode = kernel::stat(fd.as_fd()).unwrap().inode;

@@ -6,7 +6,7 @@ use fdbroker_core::{
     Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Now, PodKey,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, Facts, Gpu, GpuItem, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, FactsItem, Gpu, GpuItem, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -118,18 +118,32 @@ struct SavedMemory<'a> {
 
 impl<'a> SavedMemory<'a> {
     fn of(deposit: &'a Deposit) -> Self {
-        let Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id } = deposit.facts;
+        let FactsItem { size_bytes, fd_offset, owner_allocation_id, gpu, device, kind } =
+            deposit.facts.into();
         let data = deposit.driver_data.as_ref();
         let driver_data = data.map_or(&[][..], |(length, bytes)| &bytes[..usize::from(*length)]);
-        let (kind, gpu) = (kind as u8, gpu.to_bytes());
-        SavedMemory { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id, driver_data }
+        SavedMemory {
+            kind,
+            device: device.get(),
+            gpu: gpu.get().to_bytes(),
+            size_bytes: size_bytes.get(),
+            fd_offset: fd_offset.get(),
+            owner_allocation_id: owner_allocation_id.get(),
+            driver_data,
+        }
     }
 
     /// As that of a group: shared with its uid.
     fn to_deposit(self) -> Option<Deposit> {
-        let SavedMemory { device, size_bytes, fd_offset, owner_allocation_id, .. } = self;
-        let gpu = Some(Gpu::from_bytes(self.gpu)).filter(Gpu::is_sound)?;
-        let kind = MemoryKind::from_number(self.kind)?;
+        let facts = FactsItem {
+            size_bytes: self.size_bytes.into(),
+            fd_offset: self.fd_offset.into(),
+            owner_allocation_id: self.owner_allocation_id.into(),
+            gpu: Gpu::from_bytes(self.gpu).into(),
+            device: self.device.into(),
+            kind: self.kind,
+        };
+        let facts = facts.get()?;
         let driver_data = match self.driver_data.len() {
             0 => None,
             length => {
@@ -138,7 +152,6 @@ impl<'a> SavedMemory<'a> {
                 Some((u8::try_from(length).ok()?, data))
             }
         };
-        let facts = Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id };
         Some(Deposit { driver_data, ..facts.into() })
     }
 }
@@ -391,6 +404,7 @@ mod raw {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_protocol::MemoryKind;
 
     const DOMAIN: DomainKey = DomainKey::new(1, 1000);
     const MEMORY: SavedMemory<'_> = SavedMemory {

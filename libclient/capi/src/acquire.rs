@@ -8,7 +8,8 @@ use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
 use crate::sized::{Answers, Growable, Output, Results, slice};
-use fdbroker_client::{Deadline, Error, Facts, Grant, Lease};
+use fdbroker_client::{Deadline, Error, Grant, Lease};
+use fdbroker_protocol::FactsItem;
 use std::os::fd::{AsRawFd, IntoRawFd};
 
 /// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the
@@ -163,22 +164,23 @@ fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
 /// A grant that stays the library's: its fd is borrowed, its lease is not named.
 pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
     let info = &grant.info;
-    let Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id } = info.facts;
+    let FactsItem { size_bytes, fd_offset, owner_allocation_id, gpu, device, kind } =
+        info.facts.into();
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);
     fdbroker_grant_t {
         fd: grant.fd.as_raw_fd(),
-        kind: kind as u32,
-        size_bytes,
-        fd_offset,
-        owner_allocation_id,
-        device,
+        kind: kind.into(),
+        size_bytes: size_bytes.get(),
+        fd_offset: fd_offset.get(),
+        owner_allocation_id: owner_allocation_id.get(),
+        device: device.get(),
         slot: info.id.slot,
         generation: info.id.generation,
         driver_data_len: u32::try_from(data.len()).expect("at most 64"),
         driver_data,
-        gpu: gpu.to_bytes(),
+        gpu: gpu.get().to_bytes(),
         ..fdbroker_grant_t::absent()
     }
 }

@@ -79,7 +79,7 @@ impl Arenas {
         let mut state = lock(&self.state);
         let place = match memory {
             HostMemory::Memfd => &mut state.memfd_arena,
-            HostMemory::Udmabuf => &mut state.udmabuf_arena,
+            HostMemory::Udmabuf | _ => &mut state.udmabuf_arena,
         };
         // One whose fd the program has closed is of no use to buffers to come. Those that it has
         // keep it.

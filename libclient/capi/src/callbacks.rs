@@ -159,8 +159,7 @@ pub(crate) fn deliver_recall(
     callbacks: &Callbacks,
     recall: &Recall,
 ) -> Result<RecallAnswer, ErrorCode> {
-    let Facts { kind: _, device, gpu: _, size_bytes, fd_offset, owner_allocation_id } =
-        recall.facts;
+    let Facts { device, size_bytes, fd_offset, owner_allocation_id, .. } = recall.facts;
     let question = fdbroker_recall_t {
         struct_size: size_of::<fdbroker_recall_t>() as u64,
         slot: recall.id.slot,
@@ -200,8 +199,8 @@ pub(crate) fn deliver_recall(
         ErrorCode::Internal
     })?;
     let fdbroker_recall_answer_t { fd_offset, size_bytes, owner_allocation_id, .. } = answer;
-    let facts = Facts { fd_offset, size_bytes, owner_allocation_id, ..recall.facts };
-    Ok(RecallAnswer { fd, facts })
+    let facts = recall.facts.fd_offset(fd_offset).size_bytes(size_bytes);
+    Ok(RecallAnswer::new(fd, facts.owner_allocation_id(owner_allocation_id)))
 }
 
 /// The application's fd, which the library owns from now on; `None`: it is not open.
@@ -226,17 +225,17 @@ pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker
         fdbroker_notice_t { slot, generation, ..of(kind) }
     };
     match notice {
-        Notice::Revoked { id, lease, code } => tell(fdbroker_notice_t {
+        Notice::Revoked { id, lease, code, .. } => tell(fdbroker_notice_t {
             code: fdbroker_code_t::from(*code as u16),
             lease: leases.token_of_revoked(*lease, *code),
             ..about(FDBROKER_NOTICE_REVOKED, id)
         }),
-        Notice::Drained { id, owner_allocation_id, base } => tell(fdbroker_notice_t {
+        Notice::Drained { id, owner_allocation_id, base, .. } => tell(fdbroker_notice_t {
             owner_allocation_id: *owner_allocation_id,
             base: *base,
             ..about(FDBROKER_NOTICE_DRAINED, id)
         }),
-        Notice::Reclaim { leases: numbers } => {
+        Notice::Reclaim { leases: numbers, .. } => {
             // A lease that the program does not know is the cache's.
             for lease in numbers.iter().map(|number| leases.token_of(*number)) {
                 if lease != 0 {
@@ -245,7 +244,7 @@ pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker
             }
         }
         Notice::GoingAway { .. } => tell(of(FDBROKER_NOTICE_GOING_AWAY)),
-        Notice::RegistrationLost { id, owner_allocation_id, base, code } => {
+        Notice::RegistrationLost { id, owner_allocation_id, base, code, .. } => {
             tell(fdbroker_notice_t {
                 code: fdbroker_code_t::from(*code as u16),
                 owner_allocation_id: *owner_allocation_id,
@@ -253,7 +252,7 @@ pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker
                 ..about(FDBROKER_NOTICE_REGISTRATION_LOST, id)
             });
         }
-        Notice::SupplyRefused { id, error } => tell(fdbroker_notice_t {
+        Notice::SupplyRefused { id, error, .. } => tell(fdbroker_notice_t {
             code: fdbroker_code_t::from(error.code as u16),
             ..about(FDBROKER_NOTICE_SUPPLY_REFUSED, id)
         }),

@@ -115,7 +115,7 @@ unsafe fn hit(
 pub(crate) fn mode(flags: u32) -> Result<ImportMode, Failure> {
     let keep = flags & FDBROKER_IMPORT_NO_CACHE == 0;
     match access(flags) {
-        Some(access) => Ok(ImportMode { access, keep }),
+        Some(access) => Ok(ImportMode::from(access).keep(keep)),
         None => {
             let text = format!("import: flags {flags:#x}: only FDBROKER_IMPORT_* are known");
             Err(Failure::argument(text))

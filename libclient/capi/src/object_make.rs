@@ -310,7 +310,7 @@ unsafe fn seal(
             out.into_iter().for_each(|out| *out = sealed);
             Ok(())
         }
-        Err(SealError { error, group }) => {
+        Err(SealError { error, group, .. }) => {
             if let Some(group) = group {
                 this.state = State::Making(group);
             }

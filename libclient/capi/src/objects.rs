@@ -324,19 +324,17 @@ impl fdbroker_object_options_t {
         if has(FDBROKER_OBJECT_KEEP) && has(FDBROKER_OBJECT_NO_KEEP) {
             return Err(Failure::argument("kept and not kept at once"));
         }
-        Ok(ObjectOptions {
-            replace: has(FDBROKER_OBJECT_REPLACE),
-            keep: self.keep(),
-            pin: self.pin(FDBROKER_OBJECT_NO_PIN)?,
-            no_keep: has(FDBROKER_OBJECT_NO_KEEP),
-            evictable: has(FDBROKER_OBJECT_EVICTABLE),
-            room_bytes: self.room_bytes,
-            ..ObjectOptions::default()
-        })
+        Ok(ObjectOptions::default()
+            .replace(has(FDBROKER_OBJECT_REPLACE))
+            .keep(self.keep())
+            .pin(self.pin(FDBROKER_OBJECT_NO_PIN)?)
+            .no_keep(has(FDBROKER_OBJECT_NO_KEEP))
+            .evictable(has(FDBROKER_OBJECT_EVICTABLE))
+            .room_bytes(self.room_bytes))
     }
 
     pub(crate) fn to_touch(self) -> Result<Touch, Failure> {
-        Ok(Touch { keep: self.keep(), pin: self.pin(FDBROKER_OBJECT_UNPIN)? })
+        Ok(Touch::default().keep(self.keep()).pin(self.pin(FDBROKER_OBJECT_UNPIN)?))
     }
 
     /// Whether it is pinned; `not`: the flag that says that it is not.
@@ -444,12 +442,10 @@ impl fdbroker_new_object_t {
         let has = |flag: u32| self.flags & flag != 0;
         // SAFETY: the caller's promise.
         unsafe {
-            Ok(NewObject {
-                metadata: bytes_of(self.metadata, self.metadata_bytes, "metadata")?,
-                expect: has(FDBROKER_OBJECT_EXPECT).then_some(self.expect),
-                offset: has(FDBROKER_OBJECT_AT).then_some(self.offset),
-                ..NewObject::new(name_of(self.name)?, self.size_bytes)
-            })
+            Ok(NewObject::new(name_of(self.name)?, self.size_bytes)
+                .metadata(bytes_of(self.metadata, self.metadata_bytes, "metadata")?)
+                .expect(has(FDBROKER_OBJECT_EXPECT).then_some(self.expect))
+                .offset(has(FDBROKER_OBJECT_AT).then_some(self.offset)))
         }
     }
 
@@ -459,9 +455,8 @@ impl fdbroker_new_object_t {
         // SAFETY: the caller's promise.
         let (new, bytes) =
             unsafe { (self.to_new()?, bytes_of(self.bytes, self.size_bytes, "bytes")?) };
-        let NewObject { name, metadata, expect, offset, .. } = new;
-        match offset {
-            None => Ok(PutObject { name, bytes, metadata, expect }),
+        match new.offset {
+            None => Ok(PutObject::new(new.name, bytes).metadata(new.metadata).expect(new.expect)),
             Some(_) => Err(Failure::argument("put: the library places the objects")),
         }
     }

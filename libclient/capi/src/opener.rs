@@ -133,7 +133,7 @@ impl ImportOpener for Opener {
         let functions = &self.0;
         let flags = match access {
             Access::Read => FDBROKER_IMPORT_READ,
-            Access::ReadWrite => FDBROKER_IMPORT_WRITE,
+            Access::ReadWrite | _ => FDBROKER_IMPORT_WRITE,
         };
         let described = describe(grant);
         let mut opened = fdbroker_opened_t {

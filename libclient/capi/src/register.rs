@@ -281,8 +281,11 @@ impl fdbroker_allocation_t {
         if !gpu.is_sound() {
             return Err(Failure::argument("register: gpu is no GPU; see fdbroker_grant_t"));
         }
-        let facts =
-            Facts { device, gpu, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
+        let facts = Facts::new(memory, size_bytes)
+            .device(device)
+            .gpu(gpu)
+            .fd_offset(fd_offset)
+            .owner_allocation_id(owner_allocation_id);
         // SAFETY: the caller's promise.
         let driver_data = unsafe { driver_data(self) }?;
         Ok(Deposit::from(facts)

@@ -4,7 +4,7 @@
 //! cbindgen (MPL-2.0, used only here) translates each section; afterwards this test changes what
 //! reads badly for a C programmer.
 
-use fdbroker_client::Facts;
+use fdbroker_protocol::{Facts, FactsItem};
 use std::path::Path;
 
 /// Heading and source files of each section.
@@ -239,7 +239,8 @@ fn fields(header: &str, name: &str) -> Vec<(String, String)> {
 #[test]
 fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
     let header = header(Path::new(env!("CARGO_MANIFEST_DIR")));
-    let Facts { kind: _, device, gpu, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
+    let FactsItem { kind: _, device, gpu, size_bytes, fd_offset, owner_allocation_id } =
+        Facts::NONE.into();
     let facts = [
         ("kind", size_of::<u32>()),
         ("device", size_of_val(&device)),

@@ -224,8 +224,9 @@ fn soon() -> Deadline {
 /// What the broker is told of memory that an fd shares.
 pub fn deposit_of(memory: Pinned) -> Deposit {
     let (owner_allocation_id, gpu) = (memory.id, driver::gpu_of(memory.handle));
-    let facts =
-        Facts { owner_allocation_id, gpu, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };
+    let facts = Facts::new(MemoryKind::CudaVmm, memory.size_bytes)
+        .owner_allocation_id(owner_allocation_id)
+        .gpu(gpu);
     Deposit::from(facts).recallable(true).virtual_fd(true)
 }
 

@@ -62,7 +62,7 @@ pub(crate) enum Fd {
 impl Fetched {
     /// `may_be_kept`: when it is closed.
     pub(crate) fn new(handle: Handle, grant: Grant, may_be_kept: bool) -> Self {
-        let Grant { fd, lease, info } = grant;
+        let Grant { fd, lease, info, .. } = grant;
         let room =
             if may_be_kept { usize::try_from(lease.room()).unwrap_or(usize::MAX) } else { 0 };
         let file = File::of(fd.as_fd());

@@ -185,7 +185,7 @@ mod tests {
 
     fn handle() -> Handle {
         let id = AllocationId { slot: 12, generation: 3 };
-        let facts = Facts { owner_allocation_id: 5, ..Facts::new(MemoryKind::DmaBuf, 4096) };
+        let facts = Facts::new(MemoryKind::DmaBuf, 4096).owner_allocation_id(5);
         NodeKey::from_bytes([7; 32]).seal(42, id, &facts)
     }
 

@@ -51,11 +51,8 @@ impl Broker {
         }
         let id = kept.next_id();
         drop(kept);
-        let facts = Facts {
-            owner_allocation_id: id,
-            device: kept::DEVICE,
-            ..Facts::new(kind_of(fd), size_bytes)
-        };
+        let facts =
+            Facts::new(kind_of(fd), size_bytes).owner_allocation_id(id).device(kept::DEVICE);
         let deposit = Deposit::from(facts).recallable(true).virtual_fd(true);
         let register = || self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT));
         let registration = broker::through_outage(register)?;

@@ -106,15 +106,13 @@ impl Broker {
             Error::new(ErrorCode::UnsupportedFd, context)
         })?;
         let (fd_offset, size_bytes) = place_in(fd, offset_of(driver), allocation);
-        let facts = Facts {
-            fd_offset,
-            owner_allocation_id: allocation.id,
-            // All Level Zero addresses of a process are of one address space, whatever device they
-            // are on.
-            device: tile,
-            gpu: allocation.gpu(),
-            ..Facts::new(kind_of(fd), size_bytes)
-        };
+        // All Level Zero addresses of a process are of one address space, whatever device they are
+        // on.
+        let facts = Facts::new(kind_of(fd), size_bytes)
+            .fd_offset(fd_offset)
+            .owner_allocation_id(allocation.id)
+            .device(tile)
+            .gpu(allocation.gpu());
         let deposit = Deposit::from(facts)
             .base(allocation.base as u64)
             .driver_data(DriverData::new(&without_exporter(*driver))?)

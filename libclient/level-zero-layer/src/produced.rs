@@ -3,7 +3,7 @@
 
 use crate::allocation::{Allocation, Held};
 use crate::key::{Key, Prefix};
-use fdbroker_client::{ErrorCode, Facts, Recall, RecallAnswer};
+use fdbroker_client::{ErrorCode, Recall, RecallAnswer};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
@@ -69,7 +69,7 @@ impl Recalled {
             None => self.allocation.export_anew(self.place.tile)?,
         };
         let owner_allocation_id = self.allocation.id_now().ok_or(ErrorCode::Stale)?;
-        Ok(RecallAnswer { fd, facts: Facts { owner_allocation_id, ..recall.facts } })
+        Ok(RecallAnswer::new(fd, recall.facts.owner_allocation_id(owner_allocation_id)))
     }
 }
 

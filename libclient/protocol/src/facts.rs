@@ -9,8 +9,10 @@ use zerocopy::{
 };
 
 /// What an owner says of its memory, and each holder may know. A new fact goes here and into
-/// [`FactsItem`]; the conversions between the two name every field.
+/// [`FactsItem`]; the conversions between the two name every field. Who writes it down elsewhere
+/// takes a [`FactsItem`] apart, which does not compile before the new fact has a place there, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Facts {
     /// What the fd is.
     pub kind: MemoryKind,
@@ -35,6 +37,42 @@ impl Facts {
     /// From offset 0 of the fd, on device 0 and no GPU, without an id.
     pub const fn new(kind: MemoryKind, size_bytes: u64) -> Self {
         Facts { kind, device: 0, gpu: Gpu::NONE, size_bytes, fd_offset: 0, owner_allocation_id: 0 }
+    }
+
+    /// With another [`Facts::kind`](field@Facts::kind).
+    #[must_use]
+    pub const fn kind(self, kind: MemoryKind) -> Self {
+        Facts { kind, ..self }
+    }
+
+    /// With another [`Facts::device`](field@Facts::device).
+    #[must_use]
+    pub const fn device(self, device: u32) -> Self {
+        Facts { device, ..self }
+    }
+
+    /// With another [`Facts::gpu`](field@Facts::gpu).
+    #[must_use]
+    pub const fn gpu(self, gpu: Gpu) -> Self {
+        Facts { gpu, ..self }
+    }
+
+    /// With another [`Facts::size_bytes`](field@Facts::size_bytes).
+    #[must_use]
+    pub const fn size_bytes(self, size_bytes: u64) -> Self {
+        Facts { size_bytes, ..self }
+    }
+
+    /// With another [`Facts::fd_offset`](field@Facts::fd_offset).
+    #[must_use]
+    pub const fn fd_offset(self, fd_offset: u64) -> Self {
+        Facts { fd_offset, ..self }
+    }
+
+    /// With another [`Facts::owner_allocation_id`](field@Facts::owner_allocation_id).
+    #[must_use]
+    pub const fn owner_allocation_id(self, owner_allocation_id: u64) -> Self {
+        Facts { owner_allocation_id, ..self }
     }
 
     /// Whether it is memory of the host. A dma-buf is, unless its owner names a GPU.

@@ -256,8 +256,7 @@ mod tests {
     fn sealed() -> (NodeKey, Handle) {
         let key = NodeKey::from_bytes([7; 32]);
         let id = AllocationId { slot: 12, generation: 3 };
-        let facts =
-            Facts { owner_allocation_id: 99, device: 1, ..Facts::new(MemoryKind::DmaBuf, 65536) };
+        let facts = Facts::new(MemoryKind::DmaBuf, 65536).owner_allocation_id(99).device(1);
         let handle = key.seal(42, id, &facts);
         (key, handle)
     }

@@ -425,11 +425,9 @@ impl Registers for HostBuffer {
 
     fn deposit(&self) -> Deposit {
         let fd_offset = if self.arena.shared_fd.is_some() { self.offset as u64 } else { 0 };
-        let facts = Facts {
-            fd_offset,
-            owner_allocation_id: self.owner_allocation_id,
-            ..Facts::new(self.arena.kind, self.span() as u64)
-        };
+        let facts = Facts::new(self.arena.kind, self.span() as u64)
+            .fd_offset(fd_offset)
+            .owner_allocation_id(self.owner_allocation_id);
         let (base, share) = (self.base(), self.arena.share);
         Deposit { base, recallable: true, share, ..facts.into() }
     }

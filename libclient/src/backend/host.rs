@@ -9,6 +9,7 @@ use fdbroker_protocol::MemoryKind;
 
 /// The host's backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum HostMemory {
     /// One sealed memfd: every range is the same fd at another offset. A consumer could map the
     /// neighbours of its range, so it is shared within a uid only.

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Where the memory of an [`IsolatedBuffer`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum IsolatedMemory {
     /// A sealed memfd of its own: whoever gets it sees this buffer and nothing else.
     Memfd,
@@ -106,7 +107,7 @@ impl IsolatedBuffer {
         let span = whole_pages(len)?;
         check_window(client, memory.name())?;
         let owner_allocation_id = next_allocation_id();
-        let facts = Facts { owner_allocation_id, ..Facts::new(memory.kind(), span as u64) };
+        let facts = Facts::new(memory.kind(), span as u64).owner_allocation_id(owner_allocation_id);
         let deposit = Deposit { share, ..facts.into() };
         let mut mapped = None;
         let export = |_| {

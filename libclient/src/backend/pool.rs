@@ -77,7 +77,7 @@ pub trait Pool: Send + Sync + Debug {
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error>;
 }
 
-/// A range as an fd.
+/// A range as an fd. The library alone makes one.
 #[derive(Debug)]
 pub struct PoolExport {
     pub(crate) fd: SupplyFd,

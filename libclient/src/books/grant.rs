@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// [`Lease::mapped`], keep the lease as long as the memory is in use.
 #[derive(Debug)]
 #[must_use = "dropping a grant gives it back"]
+#[non_exhaustive]
 pub struct Grant {
     /// The fd, close-on-exec. (Declared before the lease: closed before the lease is given back.)
     pub fd: OwnedFd,

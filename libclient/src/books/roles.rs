@@ -23,7 +23,7 @@ pub struct Supply {
 impl Supply {
     /// The memory that was recalled: as long as it is now, and wherever it begins in this fd.
     pub(crate) fn of(recall: &Recall, fd: SupplyFd, fd_offset: u64, size_bytes: u64) -> Self {
-        Supply { fd, facts: Facts { fd_offset, size_bytes, ..recall.facts } }
+        Supply { fd, facts: recall.facts.fd_offset(fd_offset).size_bytes(size_bytes) }
     }
 
     /// Whether it is the memory recalled, and no other at its address.

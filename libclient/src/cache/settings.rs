@@ -37,14 +37,23 @@ pub struct CacheSettings {
 }
 
 /// What an import may do with the memory, and whether the cache keeps what the import opens. An
-/// [`Access`] alone keeps it.
+/// [`Access`] alone keeps it: `ImportMode::from(Access::Read).keep(false)` does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ImportMode {
     /// Reading, or reading and writing.
     pub access: Access,
     /// Whether memory that this import opens stays open after its last release. Memory that is open
     /// already serves this import, too, and stays as it is.
     pub keep: bool,
+}
+
+impl ImportMode {
+    /// With another [`ImportMode::keep`](field@ImportMode::keep).
+    #[must_use]
+    pub fn keep(self, keep: bool) -> Self {
+        ImportMode { keep, ..self }
+    }
 }
 
 impl From<Access> for ImportMode {

@@ -38,6 +38,7 @@ pub struct Group {
 /// Why a group is not sealed.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
+#[non_exhaustive]
 pub struct SealError {
     /// Why it is not sealed; see [`Group::seal`].
     #[source]

@@ -171,11 +171,11 @@ impl GroupMemory {
             (_, Place::Fd(_, deposit)) => return wire::head(flags, options, deposit),
             (Of::Cuda(_), Place::Cuda(device)) => {
                 let (device, gpu) = (device.ordinal(), device.gpu());
-                Facts { device, gpu, ..Facts::new(MemoryKind::CudaVmm, size_bytes) }
+                Facts::new(MemoryKind::CudaVmm, size_bytes).device(device).gpu(gpu)
             }
             (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
                 let (device, gpu) = (device.ordinal(), device.gpu());
-                Facts { device, gpu, ..Facts::new(*kind, size_bytes) }
+                Facts::new(*kind, size_bytes).device(device).gpu(gpu)
             }
             _ => Facts::new(MemoryKind::Memfd, size_bytes),
         };

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 /// An object of a group to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct NewObject<'a> {
     /// 1 to 255 bytes without NUL.
     pub name: &'a str,
@@ -29,10 +30,29 @@ impl<'a> NewObject<'a> {
     pub fn new(name: &'a str, size_bytes: u64) -> Self {
         NewObject { name, size_bytes, metadata: &[], expect: None, offset: None }
     }
+
+    /// With other [`NewObject::metadata`](field@NewObject::metadata).
+    #[must_use]
+    pub fn metadata(self, metadata: &'a [u8]) -> Self {
+        NewObject { metadata, ..self }
+    }
+
+    /// With another [`NewObject::expect`](field@NewObject::expect).
+    #[must_use]
+    pub fn expect(self, expect: impl Into<Option<u64>>) -> Self {
+        NewObject { expect: expect.into(), ..self }
+    }
+
+    /// With another [`NewObject::offset`](field@NewObject::offset).
+    #[must_use]
+    pub fn offset(self, offset: impl Into<Option<u64>>) -> Self {
+        NewObject { offset: offset.into(), ..self }
+    }
 }
 
 /// An object to be made of bytes that there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PutObject<'a> {
     /// 1 to 255 bytes without NUL.
     pub name: &'a str,
@@ -48,6 +68,18 @@ impl<'a> PutObject<'a> {
     /// Without metadata, of whatever version.
     pub fn new(name: &'a str, bytes: &'a [u8]) -> Self {
         PutObject { name, bytes, metadata: &[], expect: None }
+    }
+
+    /// With other [`PutObject::metadata`](field@PutObject::metadata).
+    #[must_use]
+    pub fn metadata(self, metadata: &'a [u8]) -> Self {
+        PutObject { metadata, ..self }
+    }
+
+    /// With another [`PutObject::expect`](field@PutObject::expect).
+    #[must_use]
+    pub fn expect(self, expect: impl Into<Option<u64>>) -> Self {
+        PutObject { expect: expect.into(), ..self }
     }
 }
 
@@ -65,6 +97,7 @@ impl<'a> From<&PutObject<'a>> for NewObject<'a> {
 /// old one has then, unless told otherwise; keep and pin are two things: a new time does not end a
 /// pin. Of several it takes over the longest time, and the pin if one has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ObjectOptions {
     /// Other objects may have the names; they lose them when this group is sealed.
     pub replace: bool,
@@ -88,6 +121,50 @@ pub struct ObjectOptions {
     pub room_bytes: u64,
 }
 
+impl ObjectOptions {
+    /// With another [`ObjectOptions::replace`](field@ObjectOptions::replace).
+    #[must_use]
+    pub fn replace(self, replace: bool) -> Self {
+        ObjectOptions { replace, ..self }
+    }
+
+    /// With another [`ObjectOptions::keep`](field@ObjectOptions::keep).
+    #[must_use]
+    pub fn keep(self, keep: impl Into<Option<Duration>>) -> Self {
+        ObjectOptions { keep: keep.into(), ..self }
+    }
+
+    /// With another [`ObjectOptions::pin`](field@ObjectOptions::pin).
+    #[must_use]
+    pub fn pin(self, pin: impl Into<Option<bool>>) -> Self {
+        ObjectOptions { pin: pin.into(), ..self }
+    }
+
+    /// With another [`ObjectOptions::no_keep`](field@ObjectOptions::no_keep).
+    #[must_use]
+    pub fn no_keep(self, no_keep: bool) -> Self {
+        ObjectOptions { no_keep, ..self }
+    }
+
+    /// With another [`ObjectOptions::outlive`](field@ObjectOptions::outlive).
+    #[must_use]
+    pub fn outlive(self, outlive: bool) -> Self {
+        ObjectOptions { outlive, ..self }
+    }
+
+    /// With another [`ObjectOptions::evictable`](field@ObjectOptions::evictable).
+    #[must_use]
+    pub fn evictable(self, evictable: bool) -> Self {
+        ObjectOptions { evictable, ..self }
+    }
+
+    /// With another [`ObjectOptions::room_bytes`](field@ObjectOptions::room_bytes).
+    #[must_use]
+    pub fn room_bytes(self, room_bytes: u64) -> Self {
+        ObjectOptions { room_bytes, ..self }
+    }
+}
+
 /// Where the memory of a group is.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -106,11 +183,26 @@ pub enum Place<'a> {
 
 /// What keeps the groups from a touch on. The default: as before; the touch only counts as a use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Touch {
     /// As [`ObjectOptions::keep`]; `None`: as before.
     pub keep: Option<Duration>,
     /// Pins (`Some(true)`) or unpins the groups; `None`: as before.
     pub pin: Option<bool>,
+}
+
+impl Touch {
+    /// With another [`Touch::keep`](field@Touch::keep).
+    #[must_use]
+    pub fn keep(self, keep: impl Into<Option<Duration>>) -> Self {
+        Touch { keep: keep.into(), ..self }
+    }
+
+    /// With another [`Touch::pin`](field@Touch::pin).
+    #[must_use]
+    pub fn pin(self, pin: impl Into<Option<bool>>) -> Self {
+        Touch { pin: pin.into(), ..self }
+    }
 }
 
 /// Whose names a program means, and for which devices it opens memory.

@@ -17,6 +17,7 @@ use std::time::Instant;
 
 /// What has happened to a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WatchEvent {
     /// Whether it was sealed, replaced, deleted, evicted or given up, or events were lost.
     pub event: ObjectEvent,
@@ -25,6 +26,13 @@ pub struct WatchEvent {
     /// The version that was sealed, or is gone; 0 of one in the making. For [`ObjectEvent::Lost`]:
     /// how many events were lost, 0 = nobody knows.
     pub version: u64,
+}
+
+impl WatchEvent {
+    /// One to test with what is done about it.
+    pub fn new(event: ObjectEvent, name: impl Into<String>, version: u64) -> Self {
+        WatchEvent { event, name: name.into(), version }
+    }
 }
 
 /// Tells what happens to names that begin with a prefix, from [`crate::Objects::watch`] on, in its
@@ -113,7 +121,7 @@ impl Watch {
         let flags = self.whose.flags();
         wire::watch(&connection, flags, &self.queue.prefix, Deadline::after(WATCH_AGAIN_TIMEOUT))
             .inspect_err(|_| self.queue.forget_epoch())?;
-        Ok(Some(WatchEvent { event: ObjectEvent::Lost, name: String::new(), version: 0 }))
+        Ok(Some(WatchEvent::new(ObjectEvent::Lost, "", 0)))
     }
 }
 
@@ -174,7 +182,7 @@ impl ObjectWatcher for Queue {
 
     fn tell(&self, event: ObjectEvent, name: &str, version: u64) {
         let mut state = lock(&self.state);
-        state.push(WatchEvent { event, name: name.into(), version });
+        state.push(WatchEvent::new(event, name, version));
         if state.events.len() == 1 {
             state.teller.iter().for_each(Teller::tell);
         }
@@ -197,10 +205,7 @@ impl State {
         }
         match self.events.back_mut() {
             Some(last) if last.event == ObjectEvent::Lost => last.version += 1,
-            _ => {
-                let (event, name) = (ObjectEvent::Lost, String::new());
-                self.events.push_back(WatchEvent { event, name, version: 1 });
-            }
+            _ => self.events.push_back(WatchEvent::new(ObjectEvent::Lost, "", 1)),
         }
     }
 }
@@ -212,7 +217,7 @@ mod tests {
     #[test]
     fn push_when_nobody_reads_then_bounded_and_the_last_says_how_many_are_lost() {
         let mut state = State::default();
-        let event = |version| WatchEvent { event: ObjectEvent::Sealed, name: "a".into(), version };
+        let event = |version| WatchEvent::new(ObjectEvent::Sealed, "a", version);
         (0..WATCH_EVENTS as u64 + 7).for_each(|version| state.push(event(version)));
         assert_eq!(state.events.len(), WATCH_EVENTS + 1);
         let last = state.events.back().unwrap();

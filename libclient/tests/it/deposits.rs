@@ -21,12 +21,9 @@ fn register_when_sent_then_item_says_what_the_deposit_says() {
     let builder = Client::builder().on_recall(|_| Err(ErrorCode::Again));
     let (client, peer) = broker.client_with(builder, Terms::default());
     let fd = memory(b"");
-    let deposit = Deposit::from(Facts {
-        fd_offset: 4096,
-        owner_allocation_id: 5,
-        device: 2,
-        ..Facts::new(MemoryKind::DmaBuf, 8192)
-    })
+    let deposit = Deposit::from(
+        Facts::new(MemoryKind::DmaBuf, 8192).fd_offset(4096).owner_allocation_id(5).device(2),
+    )
     .base(0x7000)
     .driver_data(DriverData::new(b"abc").unwrap())
     .recallable(true)
@@ -188,8 +185,8 @@ fn recall_when_callback_answers_then_supplied_and_closed() {
             1 => Ok(RecallAnswer::unchanged(recall, sent.lock().unwrap().take().unwrap())),
             2 => Err(ErrorCode::Stale),
             3 => {
-                let facts = Facts { owner_allocation_id: 33, ..recall.facts };
-                Ok(RecallAnswer { facts, fd: memory(b"") })
+                let facts = recall.facts.owner_allocation_id(33);
+                Ok(RecallAnswer::new(memory(b""), facts))
             }
             _ => panic!("expected: the test's panic"),
         });

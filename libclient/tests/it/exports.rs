@@ -20,7 +20,8 @@ const BASE: u64 = 0x7f00_0000_0000;
 /// An allocation of `size` bytes at BASE + `offset`, with this id.
 fn at(offset: u64, size: u64, owner_allocation_id: u64) -> Deposit {
     let base = BASE + offset;
-    Deposit::from(Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size) }).base(base)
+    Deposit::from(Facts::new(MemoryKind::Memfd, size).owner_allocation_id(owner_allocation_id))
+        .base(base)
 }
 
 fn id(slot: u32) -> AllocationId {
@@ -177,11 +178,7 @@ fn register_when_it_overlaps_then_all_that_it_overlaps_are_retired_at_once() {
 #[test]
 fn register_when_it_touches_only_or_is_of_another_device_then_nothing_is_retired() {
     assert_retires(&[at(0, 4096, 1), at(8192, 4096, 2)], at(4096, 4096, 9), &[]);
-    assert_retires(
-        &[at(0, 4096, 1).facts(Facts { device: 1, ..at(0, 4096, 1).facts })],
-        at(0, 4096, 1),
-        &[],
-    );
+    assert_retires(&[at(0, 4096, 1).facts(at(0, 4096, 1).facts.device(1))], at(0, 4096, 1), &[]);
 }
 
 #[test]
@@ -445,7 +442,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
     assert_eq!((exports.lookup(0, BASE), exports.len()), (None, 5));
     assert_eq!(exports.retire(0, freed.base), Some(id(2)));
-    for deposit in [stays, replaced.facts(Facts { owner_allocation_id: 70, ..replaced.facts })] {
+    for deposit in [stays, replaced.facts(replaced.facts.owner_allocation_id(70))] {
         let error = exports.register(&deposit, no_export, soon()).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
@@ -464,7 +461,7 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
         "neither freed, nor replaced, nor without a way to export it"
     );
     let lost = |notice| match notice {
-        Notice::RegistrationLost { id, owner_allocation_id, base, code } => {
+        Notice::RegistrationLost { id, owner_allocation_id, base, code, .. } => {
             (id, owner_allocation_id, base, code)
         }
         other => panic!("{other:?}"),

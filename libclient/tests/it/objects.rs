@@ -22,17 +22,11 @@ use std::time::Duration;
 const HOSTS: Facts = Facts::new(MemoryKind::Memfd, 4096);
 
 /// Memory of a GPU that its owner has not named.
-const OF_SOME_GPU: Facts = Facts { kind: MemoryKind::CudaVmm, ..HOSTS };
+const OF_SOME_GPU: Facts = HOSTS.kind(MemoryKind::CudaVmm);
 
-const PLAIN: ObjectOptions = ObjectOptions {
-    replace: false,
-    keep: None,
-    pin: None,
-    no_keep: false,
-    outlive: false,
-    evictable: false,
-    room_bytes: 0,
-};
+fn plain() -> ObjectOptions {
+    ObjectOptions::default()
+}
 
 /// Name, offset, size and metadata of an object.
 type Item = (String, u64, u64, Vec<u8>);
@@ -180,14 +174,9 @@ fn client() -> (FakeBroker, Client, Peer, Objects) {
 fn put_when_made_then_two_messages_and_the_broker_gets_a_file_that_nobody_can_change() {
     let (_broker, _client, peer, objects) = client();
     thread::scope(|scope| {
-        let first = PutObject { metadata: b"meta", expect: Some(3), ..PutObject::new("a", b"abc") };
+        let first = PutObject::new("a", b"abc").metadata(b"meta").expect(3);
         let puts = [first, PutObject::new("b", &[7; 100]), PutObject::new("c", b"")];
-        let options = ObjectOptions {
-            replace: true,
-            keep: Some(Duration::from_secs(1)),
-            evictable: true,
-            ..PLAIN
-        };
+        let options = plain().replace(true).keep(Duration::from_secs(1)).evictable(true);
         let objects = &objects;
         let call = scope.spawn(move || objects.put_group(&puts, options, soon()));
         let request = peer.recv();
@@ -218,7 +207,7 @@ fn put_when_made_then_two_messages_and_the_broker_gets_a_file_that_nobody_can_ch
 #[test]
 fn create_when_its_answer_comes_too_late_then_the_group_is_given_up() {
     let (_broker, client, peer, objects) = client();
-    let error = objects.put("late", b"x", PLAIN, Deadline::from_ms(10)).unwrap_err();
+    let error = objects.put("late", b"x", plain(), Deadline::from_ms(10)).unwrap_err();
     assert_eq!(error.code, ErrorCode::TimedOut);
     let request = peer.recv_kind(Kind::ObjectCreate);
     assert_eq!(peer.recv_kind(Kind::Cancel).id, request.id);
@@ -234,7 +223,7 @@ fn create_when_its_answer_comes_too_late_then_the_group_is_given_up() {
 fn create_when_the_credit_was_taken_back_then_it_is_sent_again() {
     let (_broker, _client, peer, objects) = client();
     thread::scope(|scope| {
-        let call = scope.spawn(|| objects.put("a", b"x", PLAIN, soon()));
+        let call = scope.spawn(|| objects.put("a", b"x", plain(), soon()));
         let first = peer.recv_kind(Kind::ObjectCreate);
         peer.fail(first.id, ErrorCode::Again.into());
         let again = peer.recv_kind(Kind::ObjectCreate);
@@ -252,7 +241,7 @@ fn drop_when_many_groups_are_given_up_then_all_are_said_whatever_is_answered() {
     thread::scope(|scope| {
         let call = scope.spawn(|| {
             let new = [NewObject::new("a", 1)];
-            let make = |_| objects.create(&new, Place::Host, PLAIN, soon()).unwrap();
+            let make = |_| objects.create(&new, Place::Host, plain(), soon()).unwrap();
             (0..GROUPS).map(make).collect::<Vec<_>>()
         });
         for group in 1..=GROUPS {
@@ -274,12 +263,10 @@ fn drop_when_many_groups_are_given_up_then_all_are_said_whatever_is_answered() {
 fn create_when_the_metadata_exceeds_a_message_then_the_rest_is_added() {
     let (_broker, _client, peer, objects) = client();
     let names: Vec<String> = (0..20).map(|at| format!("n{at}")).collect();
-    let new: Vec<NewObject<'_>> = names
-        .iter()
-        .map(|name| NewObject { metadata: &[1; 4096], ..NewObject::new(name, 10) })
-        .collect();
+    let new: Vec<NewObject<'_>> =
+        names.iter().map(|name| NewObject::new(name, 10).metadata(&[1; 4096])).collect();
     thread::scope(|scope| {
-        let call = scope.spawn(|| objects.create(&new, Place::Host, PLAIN, soon()));
+        let call = scope.spawn(|| objects.create(&new, Place::Host, plain(), soon()));
         let request = peer.recv();
         let mut count = created(&request).1.len();
         peer.answer_create(&request, 5);
@@ -364,7 +351,7 @@ fn touch_when_asked_then_its_flags_and_outcomes_are_those_of_the_names() {
     let (_broker, client, peer, _) = client();
     let objects = client.objects().of_job();
     thread::scope(|scope| {
-        let touch = Touch { keep: Some(Duration::from_millis(5)), pin: Some(false) };
+        let touch = Touch::default().keep(Duration::from_millis(5)).pin(false);
         let objects = &objects;
         let call = scope.spawn(move || objects.touch(&["a", "b"], touch, soon()).unwrap());
         let request = peer.recv_kind(Kind::ObjectTouch);
@@ -426,7 +413,7 @@ fn watch_when_events_come_then_those_of_its_prefix_in_order_and_lost_to_all() {
     let take = |watch: &fdbroker_client::Watch, count: usize| -> Vec<WatchEvent> {
         (0..count).map(|_| watch.next(soon()).unwrap().unwrap()).collect()
     };
-    let event = |event, name: &str, version| WatchEvent { event, name: name.into(), version };
+    let event = |event, name: &str, version| WatchEvent::new(event, name, version);
     let (first, lost) = (event(ObjectEvent::Sealed, "a/1", 4), event(ObjectEvent::Lost, "", 2));
     let (other, last) =
         (event(ObjectEvent::Replaced, "b", 5), event(ObjectEvent::Aborted, "a/2", 0));
@@ -531,7 +518,7 @@ fn seal_when_on_a_device_then_waits_for_the_makers_work_and_drops_its_mapping() 
                 let (objects, device) = (&objects, &device);
                 let call = scope.spawn(move || {
                     let new = [NewObject::new("gpu/a", 5), NewObject::new("gpu/b", 300)];
-                    objects.create(&new, Place::Cuda(device), PLAIN, soon()).unwrap()
+                    objects.create(&new, Place::Cuda(device), plain(), soon()).unwrap()
                 });
                 let mut request = peer.recv();
                 let (head, items) = created(&request);
@@ -576,7 +563,7 @@ fn seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can
         thread::scope(|scope| {
             let (objects, device) = (&objects, &device);
             let call = scope.spawn(move || {
-                objects.create(&[NewObject::new("gpu", 5)], Place::Cuda(device), PLAIN, soon())
+                objects.create(&[NewObject::new("gpu", 5)], Place::Cuda(device), plain(), soon())
             });
             peer.answer_create(&peer.recv(), 5);
             let group = call.join().unwrap().unwrap();
@@ -585,7 +572,7 @@ fn seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can
                 let stream = std::ptr::without_provenance_mut(1);
                 group.seal_after(MakersWork::Stream(stream), soon())
             };
-            let SealError { error, group } = refused.unwrap_err();
+            let SealError { error, group, .. } = refused.unwrap_err();
             assert_eq!(error.code, ErrorCode::Internal, "{error}");
             peer.assert_silent();
             let mut group = *group.expect("nothing has happened to it");
@@ -629,7 +616,7 @@ fn get_when_on_a_device_then_opened_there_for_reading() {
         let memory = fdbroker_client::cuda::CudaMemory::new(&device, 4096).unwrap();
         memory.write_at(0, b"bytes").unwrap();
         let fd = memory.export().unwrap();
-        let facts = Facts { gpu: device.gpu(), ..OF_SOME_GPU };
+        let facts = OF_SOME_GPU.gpu(device.gpu());
         let get = |objects: &Objects, facts| {
             thread::scope(|scope| {
                 let call = scope.spawn(|| objects.get("gpu", soon()));
@@ -670,12 +657,12 @@ fn seal_when_refused_for_good_then_no_group_is_left() {
         thread::scope(|scope| {
             let call = scope.spawn(|| {
                 let new = [NewObject::new("a", 1)];
-                objects.create(&new, Place::Host, PLAIN, soon()).unwrap().seal(soon())
+                objects.create(&new, Place::Host, plain(), soon()).unwrap().seal(soon())
             });
             peer.answer_create(&peer.recv(), 5);
             let seal = peer.recv_kind(Kind::ObjectSeal);
             peer.fail(seal.id, code.into());
-            let SealError { error, group } = call.join().unwrap().unwrap_err();
+            let SealError { error, group, .. } = call.join().unwrap().unwrap_err();
             assert_eq!((error.code, group.is_some()), (code, is_left));
             drop(group);
             peer.recv_kind(Kind::ObjectAbort);

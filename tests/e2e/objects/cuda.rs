@@ -30,7 +30,7 @@ fn cuda_object_when_sealed_then_readers_have_its_bytes_and_stat_says_that_it_is_
     let broker = Broker::start();
     let (maker, reader) = (broker.client("maker"), broker.client("reader"));
     let new = [NewObject::new("gpu/a", SIZE), NewObject::new("gpu/b", 100)];
-    let options = ObjectOptions { keep: Some(Duration::ZERO), ..ObjectOptions::default() };
+    let options = ObjectOptions::default().keep(Duration::ZERO);
     let objects = maker.objects();
     let mut group = objects.create(&new, Place::Cuda(&device), options, patience()).expect("begun");
     let held = broker.status().uses.held_bytes.now.get();

@@ -142,7 +142,7 @@ fn declare_when_objects_are_held_over_a_crash_then_the_kept_ones_are_current_and
         (client.objects(), client)
     };
     let ((maker, _client), (reader, client)) = (connect("maker"), connect("reader"));
-    let kept = ObjectOptions { keep: Some(Duration::ZERO), ..ObjectOptions::default() };
+    let kept = ObjectOptions::default().keep(Duration::ZERO);
     let names = ["kept", "again", "plain"];
     for (name, options) in names.iter().zip([kept, kept, ObjectOptions::default()]) {
         maker.put(name, b"bytes", options, patience()).expect("it is put");

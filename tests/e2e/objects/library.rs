@@ -16,17 +16,17 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-const PLAIN: ObjectOptions = ObjectOptions {
-    replace: false,
-    keep: None,
-    pin: None,
-    no_keep: false,
-    outlive: false,
-    evictable: false,
-    room_bytes: 0,
-};
-const REPLACE: ObjectOptions = ObjectOptions { replace: true, ..PLAIN };
-const KEPT: ObjectOptions = ObjectOptions { keep: Some(Duration::ZERO), ..PLAIN };
+fn plain() -> ObjectOptions {
+    ObjectOptions::default()
+}
+
+fn replace() -> ObjectOptions {
+    plain().replace(true)
+}
+
+fn kept() -> ObjectOptions {
+    plain().keep(Duration::ZERO)
+}
 
 fn objects(broker: &Broker, name: &str) -> (Client, Objects) {
     let client = broker.client(name);
@@ -35,7 +35,7 @@ fn objects(broker: &Broker, name: &str) -> (Client, Objects) {
 }
 
 fn put(objects: &Objects, name: &str, bytes: &[u8]) -> u64 {
-    objects.put(name, bytes, PLAIN, patience()).expect("it is put")
+    objects.put(name, bytes, plain(), patience()).expect("it is put")
 }
 
 fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> ErrorCode {
@@ -43,7 +43,7 @@ fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> ErrorCode {
 }
 
 fn group(objects: &Objects, new: &[NewObject<'_>]) -> Group {
-    objects.create(new, Place::Host, PLAIN, patience()).expect("a group")
+    objects.create(new, Place::Host, plain(), patience()).expect("a group")
 }
 
 fn bytes(object: &Object) -> Vec<u8> {
@@ -79,7 +79,7 @@ fn seal_when_a_group_is_written_then_all_appear_at_once_with_one_version_and_sha
     let broker = Broker::start();
     let (_maker, made) = objects(&broker, "maker");
     let (_reader, got) = objects(&broker, "reader");
-    let new = |name, size| NewObject { metadata: b"meta", ..NewObject::new(name, size) };
+    let new = |name, size| NewObject::new(name, size).metadata(b"meta");
     let mut group = group(&made, &[new("w/0", 3), new("w/1", 0), new("w/2", 100_000)]);
     group.bytes_mut(0).expect("host memory").copy_from_slice(b"abc");
     group.write_at(2, 99_999, b"z").expect("inside");
@@ -107,8 +107,9 @@ fn group_when_it_is_to_be_kept_and_nobody_stores_the_brokers_fds_then_it_says_th
  {
     let broker = Broker::start();
     let (_maker, made) = objects(&broker, "maker");
-    let pin = ObjectOptions { pin: Some(true), ..PLAIN };
-    for (name, options, ends) in [("plain", PLAIN, false), ("kept", KEPT, true), ("pin", pin, true)]
+    let pin = plain().pin(true);
+    for (name, options, ends) in
+        [("plain", plain(), false), ("kept", kept(), true), ("pin", pin, true)]
     {
         let new = [NewObject::new(name, 1)];
         let group = made.create(&new, Place::Host, options, patience()).expect("begun");
@@ -126,7 +127,7 @@ fn put_many_when_more_than_a_group_then_all_are_there_and_few_fds_are_held() {
     let contents: Vec<Vec<u8>> = (0..600_usize).map(|at| vec![at as u8; at % 130]).collect();
     let puts: Vec<PutObject<'_>> =
         names.iter().zip(&contents).map(|(name, bytes)| PutObject::new(name, bytes)).collect();
-    let versions = made.put_many(&puts, PLAIN, patience()).expect("they are put");
+    let versions = made.put_many(&puts, plain(), patience()).expect("they are put");
     assert_eq!(versions.len(), 600);
     assert_eq!(broker.status().uses.held_fds.now.get(), 3, "one for each group");
     let listed: Vec<_> = made.list("many/", patience()).map(|one| one.expect("a record")).collect();
@@ -147,9 +148,9 @@ fn get_when_the_metadata_is_long_then_all_of_it_comes_blocking_and_not() {
     let puts: Vec<PutObject<'_>> = names
         .iter()
         .zip(&metadata)
-        .map(|(name, metadata)| PutObject { metadata, ..PutObject::new(name, b"x") })
+        .map(|(name, metadata)| PutObject::new(name, b"x").metadata(metadata))
         .collect();
-    objects.put_group(&puts, PLAIN, patience()).expect("it is put");
+    objects.put_group(&puts, plain(), patience()).expect("it is put");
     let all = objects.get_many(&names, patience()).expect("they are there");
     assert!(all.iter().zip(&metadata).all(|(object, expected)| object.metadata() == expected));
     let mut request = objects.get_start(&names, patience()).expect("it starts");
@@ -204,19 +205,19 @@ fn replace_when_a_reader_holds_the_old_one_then_it_keeps_it_and_the_next_gets_th
     let (_client, objects) = objects(&broker, "client");
     let first = put(&objects, "name", b"old");
     let old = objects.get("name", patience()).expect("it is there");
-    assert_eq!(code(objects.put("name", b"new", PLAIN, patience())), ErrorCode::Exists);
-    let second = objects.put("name", b"new", REPLACE, patience()).expect("it is replaced");
+    assert_eq!(code(objects.put("name", b"new", plain(), patience())), ErrorCode::Exists);
+    let second = objects.put("name", b"new", replace(), patience()).expect("it is replaced");
     assert!(second > first);
     assert_eq!((bytes(&old), old.version()), (b"old".to_vec(), first));
     let new = objects.get("name", patience()).expect("it is there");
     assert_eq!((bytes(&new), new.version()), (b"new".to_vec(), second));
     // A seal that expects a version is refused when the name has moved.
-    let puts = [PutObject { expect: Some(first), ..PutObject::new("name", b"third") }];
-    let error = objects.put_group(&puts, PLAIN, patience()).expect_err("it has moved");
+    let puts = [PutObject::new("name", b"third").expect(first)];
+    let error = objects.put_group(&puts, plain(), patience()).expect_err("it has moved");
     let said = error.status.map(|status| status.value);
     assert_eq!((error.code, said), (ErrorCode::Version, Some(second)), "{error}");
-    let puts = [PutObject { expect: Some(second), ..puts[0] }];
-    objects.put_group(&puts, PLAIN, patience()).expect("it has not");
+    let puts = [puts[0].expect(second)];
+    objects.put_group(&puts, plain(), patience()).expect("it has not");
     drop((old, new));
     eventually("the old ones' memory goes", || broker.status().uses.allocations.now.get() == 1);
 }
@@ -225,11 +226,11 @@ fn replace_when_a_reader_holds_the_old_one_then_it_keeps_it_and_the_next_gets_th
 fn seal_when_an_expected_version_has_moved_then_sealed_later_and_not_written_any_more() {
     let broker = Broker::start();
     let (_client, objects) = objects(&broker, "client");
-    let new = [NewObject { expect: Some(0), ..NewObject::new("name", 4) }];
-    let mut group = objects.create(&new, Place::Host, PLAIN, patience()).expect("a group");
+    let new = [NewObject::new("name", 4).expect(0)];
+    let mut group = objects.create(&new, Place::Host, plain(), patience()).expect("a group");
     group.write_at(0, 0, b"mine").expect("host memory");
-    objects.put("name", b"theirs", REPLACE, patience()).expect("it comes first");
-    let SealError { error, group } = group.seal(patience()).expect_err("it has moved");
+    objects.put("name", b"theirs", replace(), patience()).expect("it comes first");
+    let SealError { error, group, .. } = group.seal(patience()).expect_err("it has moved");
     assert_eq!(error.code, ErrorCode::Version, "{error}");
     let mut group = group.expect("it can be sealed again");
     assert_eq!(code(group.write_at(0, 0, b"more")), ErrorCode::Sealed);
@@ -285,7 +286,7 @@ fn get_cached_when_asked_again_then_no_message_and_never_an_old_version() {
     put(&made, "alone", b"1");
     made.put_group(
         &[PutObject::new("two/a", b"a"), PutObject::new("two/b", b"b")],
-        PLAIN,
+        plain(),
         patience(),
     )
     .expect("it is put");
@@ -299,7 +300,7 @@ fn get_cached_when_asked_again_then_no_message_and_never_an_old_version() {
     assert_eq!(bytes(&got.get_cached("alone", Deadline::from_ms(0)).expect("kept")), b"1");
     broker.go_on();
     for name in ["alone", "two/a"] {
-        let version = made.put(name, b"new", REPLACE, patience()).expect("it is replaced");
+        let version = made.put(name, b"new", replace(), patience()).expect("it is replaced");
         eventually("the page says so", || {
             got.get_cached(name, patience()).expect("it is there").version() == version
         });
@@ -323,7 +324,7 @@ fn broker_when_it_is_killed_then_objects_stay_readable_and_groups_in_the_making_
     group.write_at(0, 0, b"more").expect("it is this process's");
     broker.restart();
     eventually("it is connected again", || client.is_connected());
-    let SealError { error, group } = group.seal(patience()).expect_err("its broker is gone");
+    let SealError { error, group, .. } = group.seal(patience()).expect_err("its broker is gone");
     assert_eq!((error.code, group.is_none()), (ErrorCode::Aborted, true), "{error}");
     assert!(!held.is_current(), "the new broker does not know of it");
     assert_eq!(bytes(&held), b"bytes");
@@ -382,10 +383,9 @@ fn group_when_as_large_as_may_be_then_all_of_it_is_got_with_its_metadata() {
         .collect();
     let bytes: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; 100]).collect();
     let metadata: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; METADATA_BYTES]).collect();
-    let put =
-        |at: usize| PutObject { metadata: &metadata[at], ..PutObject::new(&names[at], &bytes[at]) };
+    let put = |at: usize| PutObject::new(&names[at], &bytes[at]).metadata(&metadata[at]);
     let group: Vec<PutObject<'_>> = (0..MAX_GROUP).map(put).collect();
-    let version = objects.put_group(&group, KEPT, patience()).expect("made");
+    let version = objects.put_group(&group, kept(), patience()).expect("made");
     for first in (0..MAX_GROUP).step_by(100) {
         let part = &names[first..MAX_GROUP.min(first + 100)];
         for (object, at) in objects.get_many(part, patience()).expect("sealed").iter().zip(first..)
@@ -396,7 +396,7 @@ fn group_when_as_large_as_may_be_then_all_of_it_is_got_with_its_metadata() {
         }
     }
     let one_more = [&group[..], &[PutObject::new("more", b"x")]].concat();
-    let error = objects.put_group(&one_more, KEPT, patience()).expect_err("254");
+    let error = objects.put_group(&one_more, kept(), patience()).expect_err("254");
     assert_eq!(error.code, ErrorCode::TooLong, "{error}");
     let doomed: Vec<_> = names.iter().map(|name| (name.as_str(), Some(version))).collect();
     let outcomes = objects.delete_many(&doomed, patience()).expect("deleted");
@@ -412,7 +412,7 @@ fn name_or_metadata_when_it_cannot_be_then_refused_before_anything_is_sent() {
     let long = "x".repeat(NAME_OF_OBJECT_BYTES + 1);
     for name in ["", "a\0b", &long] {
         let codes = [
-            objects.put(name, b"x", PLAIN, soon()).expect_err("no name").code,
+            objects.put(name, b"x", plain(), soon()).expect_err("no name").code,
             objects.get(name, soon()).expect_err("no name").code,
             objects.delete(name, None, soon()).expect_err("no name").code,
             objects.stat(name, soon()).expect_err("no name").code,
@@ -421,11 +421,11 @@ fn name_or_metadata_when_it_cannot_be_then_refused_before_anything_is_sent() {
         assert!(codes.iter().all(|code| possible.contains(code)), "{name:?}: {codes:?}");
     }
     let metadata = vec![0; METADATA_BYTES + 1];
-    let new = NewObject { metadata: &metadata, ..NewObject::new("a", 1) };
-    let error = objects.create(&[new], Place::Host, PLAIN, soon());
+    let new = NewObject::new("a", 1).metadata(&metadata);
+    let error = objects.create(&[new], Place::Host, plain(), soon());
     assert_eq!(error.expect_err("too much").code, ErrorCode::TooLong);
     // The connection is as good as before.
-    objects.put("a", b"x", PLAIN, patience()).expect("made");
+    objects.put("a", b"x", plain(), patience()).expect("made");
     drop((objects, client));
     broker.assert_nothing_left();
 }
@@ -435,9 +435,9 @@ fn name_when_twice_in_one_call_then_a_typed_error_where_it_is_made_and_elsewhere
     let broker = Broker::start();
     let (client, objects) = objects(&broker, "client");
     let twice = [PutObject::new("a", b"1"), PutObject::new("a", b"2")];
-    let error = objects.put_group(&twice, KEPT, patience()).expect_err("which of them is a?");
+    let error = objects.put_group(&twice, kept(), patience()).expect_err("which of them is a?");
     assert_eq!(error.code, ErrorCode::BadHandle, "{error}");
-    let version = objects.put("a", b"text", KEPT, patience()).expect("none is left of those");
+    let version = objects.put("a", b"text", kept(), patience()).expect("none is left of those");
     let both = objects.get_many(&["a", "a"], patience()).expect("sealed");
     assert_eq!(both.len(), 2);
     for object in &both {
@@ -453,7 +453,7 @@ fn name_when_twice_in_one_call_then_a_typed_error_where_it_is_made_and_elsewhere
 fn create_when_of_a_job_and_kept_then_not_supported() {
     let broker = Broker::start();
     let (_client, objects) = objects(&broker, "client");
-    let error = objects.of_job().put("a", b"x", KEPT, soon()).expect_err("it ends with the job");
+    let error = objects.of_job().put("a", b"x", kept(), soon()).expect_err("it ends with the job");
     assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
 }
 
@@ -471,8 +471,8 @@ pub fn play_children(mut link: Link) {
     let socket = link.hear().expect("a socket");
     let client = Client::builder().socket(socket).connect().expect("connect");
     let objects = client.objects();
-    objects.put("a", b"x", KEPT, patience()).expect("made");
-    let half = objects.create(&[NewObject::new("b", 9)], Place::Host, KEPT, patience());
+    objects.put("a", b"x", kept(), patience()).expect("made");
+    let half = objects.create(&[NewObject::new("b", 9)], Place::Host, kept(), patience());
     let read = objects.get("a", patience()).expect("sealed");
     let cached = objects.get_cached("a", patience()).expect("sealed");
     let watch = objects.watch("", patience()).expect("watched");

@@ -59,7 +59,7 @@ impl Making {
     fn begin(&self, name: &str) -> Group {
         let deposit = Deposit::new(MemoryKind::Memfd, SIZE as u64);
         let place = Place::Fd(self.memfd.as_fd(), &deposit);
-        let new = [NewObject { offset: Some(8), ..NewObject::new(name, SIZE as u64 - 8) }];
+        let new = [NewObject::new(name, SIZE as u64 - 8).offset(8)];
         self.objects.create(&new, place, ObjectOptions::default(), patience()).expect("begun")
     }
 }

@@ -35,7 +35,7 @@ pub fn host_memory() -> HostMemory {
 pub fn isolated_memory() -> IsolatedMemory {
     match host_memory() {
         HostMemory::Memfd => IsolatedMemory::Memfd,
-        HostMemory::Udmabuf => IsolatedMemory::DmaHeap,
+        _ => IsolatedMemory::DmaHeap,
     }
 }
 
@@ -43,7 +43,7 @@ pub fn isolated_memory() -> IsolatedMemory {
 pub fn memory_kind() -> MemoryKind {
     match host_memory() {
         HostMemory::Memfd => MemoryKind::Memfd,
-        HostMemory::Udmabuf => MemoryKind::DmaBuf,
+        _ => MemoryKind::DmaBuf,
     }
 }
 
@@ -128,7 +128,7 @@ impl Blocks {
     pub fn export(&self, index: usize) -> OwnedFd {
         match host_memory() {
             HostMemory::Memfd => self.memfd.try_clone().expect("dup"),
-            HostMemory::Udmabuf => udmabuf(self.memfd.as_fd(), self.offset(index)),
+            _ => udmabuf(self.memfd.as_fd(), self.offset(index)),
         }
     }
 
@@ -180,7 +180,7 @@ pub fn block_with_forged_name() -> OwnedFd {
     let name = c"x\nsize:\t99999999\nexp_name:\tevil";
     match host_memory() {
         HostMemory::Memfd => memfd(name, BLOCK_BYTES, all_seals()),
-        HostMemory::Udmabuf => {
+        _ => {
             let fd = Blocks::new(1).export(0);
             // SAFETY: the request reads a string through the pointer, which is valid.
             let failed = unsafe { libc::ioctl(fd.as_raw_fd(), DMA_BUF_SET_NAME, name.as_ptr()) };

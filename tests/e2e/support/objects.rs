@@ -232,7 +232,7 @@ fn put_deleted<'w>(writer: &'w mut Writer, names: &[(&str, u64)]) -> &'w mut Wri
 }
 
 fn create_head(group: &Group) -> ObjectCreateHead {
-    let facts = Facts { fd_offset: group.fd_offset, ..Facts::new(MemoryKind::Memfd, group.size) };
+    let facts = Facts::new(MemoryKind::Memfd, group.size).fd_offset(group.fd_offset);
     ObjectCreateHead {
         facts: FactsItem { kind: group.kind, ..facts.into() },
         flags: group.flags.into(),

@@ -361,11 +361,9 @@ pub fn grants(answer: Incoming) -> (Vec<GrantItem>, Vec<OwnedFd>) {
 /// One block of memory, the owner of which says nothing more of it.
 pub fn block_item() -> RegisterItem {
     RegisterItem {
-        facts: Facts {
-            owner_allocation_id: 7,
-            ..Facts::new(fdbroker_protocol::MemoryKind::Memfd, BLOCK_BYTES as u64)
-        }
-        .into(),
+        facts: Facts::new(fdbroker_protocol::MemoryKind::Memfd, BLOCK_BYTES as u64)
+            .owner_allocation_id(7)
+            .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: fdbroker_protocol::Share::Uid as u8,
         driver_data_len: 0,

@@ -58,7 +58,7 @@ fn seal_again_and_again(socket: &Path, number: usize, making: &Mutex<()>, tries:
             let one_at_a_time = making.lock().expect("no panic");
             let before = memfds();
             let object = NewObject::new(&name, 4096);
-            let options = ObjectOptions { replace: true, ..ObjectOptions::default() };
+            let options = ObjectOptions::default().replace(true);
             let group = client.objects().create(&[object], Place::Host, options, deadline);
             let leases: Vec<OwnedFd> = memfds().difference(&before).filter_map(lease).collect();
             drop(one_at_a_time);

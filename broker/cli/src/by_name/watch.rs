@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn event(event: ObjectEvent, name: &str, version: u64) -> WatchEvent {
-        WatchEvent { event, name: name.into(), version }
+        WatchEvent::new(event, name, version)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::books::lists::{Link, List, Nodes};
 use crate::books::order::{Moment, Stamp};
 use crate::books::slots::{Flat, Slots};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{ErrorCode, Facts, Gpu, MemoryKind, Share, Status};
+use fdbroker_protocol::{ErrorCode, Facts, FactsItem, Gpu, MemoryKind, Share, Status};
 use serde::{Deserialize, Serialize};
 
 /// Bytes in use, and the bytes.
@@ -253,18 +253,21 @@ impl Allocation {
     /// The row as a record: it has them in fewer bytes. `gpu`: what its number stands for.
     pub fn facts(&self, gpu: Gpu) -> Facts {
         let Allocation { device, size_bytes, fd_offset, owner_allocation_id, .. } = *self;
-        let (kind, device) = (self.traits.kind(), device.into());
-        Facts { kind, device, gpu, size_bytes, fd_offset, owner_allocation_id }
+        Facts::new(self.traits.kind(), size_bytes)
+            .device(device.into())
+            .gpu(gpu)
+            .fd_offset(fd_offset)
+            .owner_allocation_id(owner_allocation_id)
     }
 
     /// One of this deposit, in no list yet, and of no GPU.
     pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State, now: Now) -> Self {
-        let Facts { kind: _, device: _, gpu: _, size_bytes, fd_offset, owner_allocation_id } =
-            deposit.facts;
+        let FactsItem { kind: _, device: _, gpu: _, size_bytes, fd_offset, owner_allocation_id } =
+            deposit.facts.into();
         Allocation {
-            size_bytes,
-            fd_offset,
-            owner_allocation_id,
+            size_bytes: size_bytes.get(),
+            fd_offset: fd_offset.get(),
+            owner_allocation_id: owner_allocation_id.get(),
             base: deposit.base,
             owner,
             domain,

@@ -33,7 +33,7 @@ impl Core {
         let slot = supply.id.slot;
         self.books.allocations.ask_no_more_for(slot);
         let Facts { fd_offset, size_bytes, .. } = supply.facts;
-        let same = supply.facts == Facts { fd_offset, ..self.books.allocations.facts(slot) }
+        let same = supply.facts == self.books.allocations.facts(slot).fd_offset(fd_offset)
             && fd_offset.checked_add(size_bytes).is_some();
         let (fd, code) = match supply.fd {
             Ok(index) if same => return self.hold_supplied(slot, index, supply, step),

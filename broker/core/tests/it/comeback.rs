@@ -54,7 +54,7 @@ fn redeposit_when_it_claims_another_share_then_it_stays_as_it_was() {
 
 #[test]
 fn redeposit_when_on_a_gpu_then_on_the_one_that_was_remembered_alone() {
-    let on = |gpu, deposit: Deposit| Deposit { facts: Facts { gpu, ..deposit.facts }, ..deposit };
+    let on = |gpu, deposit: Deposit| Deposit { facts: deposit.facts.gpu(gpu), ..deposit };
     let [first, second] = [1, 2].map(|uuid| fdbroker_protocol::Gpu::cuda([uuid; 16], 0, false));
     let record = Record { gpu: first, ..record() };
     let (other, ended) = (id(7, 9), id(8, 9));

@@ -12,7 +12,7 @@ fn gpu(number: u64) -> Gpu {
 }
 
 fn on(gpu: Gpu, deposit: Deposit) -> Deposit {
-    Deposit { facts: Facts { gpu, ..deposit.facts }, ..deposit }
+    Deposit { facts: deposit.facts.gpu(gpu), ..deposit }
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn register_when_the_device_has_more_than_16_bits_then_protocol() {
     let mut world = World::new(config());
     let wide = |device| {
         let one = deposit(1);
-        Deposit { facts: Facts { device, ..one.facts }, ..one }
+        Deposit { facts: one.facts.device(device), ..one }
     };
     assert_eq!(world.register(wide(1 << 16)).status.result(), Err(ErrorCode::Protocol));
     assert!(world.register(wide(u16::MAX.into())).status.is_ok());

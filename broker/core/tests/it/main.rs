@@ -5,7 +5,7 @@
 use fdbroker_core::limits::{self, PLACES_AT_ONCE};
 use fdbroker_core::*;
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, Resource, Scope, Share, Status, admin::AllocationState,
+    AllocationId, ErrorCode, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
 mod acts;
@@ -193,7 +193,7 @@ fn answer(world: &World, effects: &[Effect], request: RequestId) -> Option<Statu
 
 /// The same of another size.
 fn sized(size_bytes: u64, deposit: Deposit) -> Deposit {
-    Deposit { facts: Facts { size_bytes, ..deposit.facts }, ..deposit }
+    Deposit { facts: deposit.facts.size_bytes(size_bytes), ..deposit }
 }
 
 /// A node with room for two fds: one allocation held, one evicted for it.

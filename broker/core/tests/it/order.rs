@@ -4,7 +4,7 @@ use super::*;
 use fdbroker_protocol::MemoryKind;
 
 fn of_cuda(deposit: Deposit) -> Deposit {
-    Deposit { facts: Facts { kind: MemoryKind::CudaVmm, ..deposit.facts }, ..deposit }
+    Deposit { facts: deposit.facts.kind(MemoryKind::CudaVmm), ..deposit }
 }
 
 #[test]

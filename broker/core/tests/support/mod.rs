@@ -31,14 +31,14 @@ pub fn roomy() -> Config {
 
 /// A recallable page at an address of its own.
 pub fn deposit(base: u64) -> Deposit {
-    let facts = Facts { owner_allocation_id: base, ..Facts::new(MemoryKind::Memfd, 4096) };
+    let facts = Facts::new(MemoryKind::Memfd, 4096).owner_allocation_id(base);
     Deposit { recallable: true, base: base * 0x1_0000, ..facts.into() }
 }
 
 /// The fd of a page that its owner knows by this id, or why there is none.
 pub fn supply(id: AllocationId, fd: Result<u16, ErrorCode>, owner_allocation_id: u64) -> Supply {
     let (refused_fd, file) = (None, None);
-    let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, 4096) };
+    let facts = Facts::new(MemoryKind::Memfd, 4096).owner_allocation_id(owner_allocation_id);
     Supply { id, fd, refused_fd, file, facts }
 }
 

@@ -247,7 +247,7 @@ fn register(fds: usize) -> Vec<u8> {
 fn register_as(kind: MemoryKind, fds: usize) -> Vec<u8> {
     let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
     let item = RegisterItem {
-        facts: Facts { owner_allocation_id: 1, ..Facts::new(kind, 4096) }.into(),
+        facts: Facts::new(kind, 4096).owner_allocation_id(1).into(),
         flags: register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 0,

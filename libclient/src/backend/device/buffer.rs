@@ -147,7 +147,10 @@ impl<D: MemoryDevice> Registers for DeviceBuffer<D> {
     fn deposit(&self) -> Deposit {
         let Identity { owner_allocation_id, kind } = self.identity;
         let (device, gpu, size_bytes) = (self.device, self.gpu, self.len() as u64);
-        let facts = Facts { device, gpu, owner_allocation_id, ..Facts::new(kind, size_bytes) };
+        let facts = Facts::new(kind, size_bytes)
+            .device(device)
+            .gpu(gpu)
+            .owner_allocation_id(owner_allocation_id);
         let (base, share) = (self.device_ptr(), self.share);
         Deposit { base, recallable: true, share, ..facts.into() }
     }

@@ -36,6 +36,7 @@ impl<M: DeviceMemory> Opened for M {
 
 /// Work of a device that writes objects, which a seal waits for; handles of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MakersWork {
     /// A `CUstream`, or a `ze_command_queue_handle_t`: all that was put into it before.
     Stream(*mut c_void),

@@ -39,12 +39,10 @@ pub fn export_pointer<D: MemoryDevice>(
     let place = context.find(pointer)?;
     let Place { base, bytes, id, .. } = place;
     // The kind is told by the driver.
-    let facts = Facts {
-        owner_allocation_id: id,
-        device: device.ordinal(),
-        gpu: device.gpu(),
-        ..Facts::new(MemoryKind::DmaBuf, bytes)
-    };
+    let facts = Facts::new(MemoryKind::DmaBuf, bytes)
+        .owner_allocation_id(id)
+        .device(device.ordinal())
+        .gpu(device.gpu());
     let mut deposit = Deposit { base, recallable: true, share, ..facts.into() };
     if let Some(handle) = exports.known(&deposit) {
         return Ok(handle.at(pointer - base));

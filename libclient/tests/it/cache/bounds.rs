@@ -340,7 +340,7 @@ fn import_when_strict_and_many_threads_then_never_over_the_limit() {
 fn import_when_not_to_be_kept_then_closed_by_the_last_release() {
     let rig = rig(unbounded());
     let passing = |slot| {
-        let mode = ImportMode { access: Access::Read, keep: false };
+        let mode = ImportMode::from(Access::Read).keep(false);
         rig.cache.import(&handle(slot), mode, soon()).unwrap()
     };
     let (one, two, three) = (passing(5), passing(5), rig.import(5));
@@ -355,7 +355,7 @@ fn import_when_not_to_be_kept_then_closed_by_the_last_release() {
     rig.touch(6);
     drop(passing(6));
     assert_eq!(rig.cached(1..10), [6]);
-    let mode = ImportMode { access: Access::Read, keep: false };
+    let mode = ImportMode::from(Access::Read).keep(false);
     drop(rig.cache.import_many(&handles(5..=9), mode, soon()).unwrap());
     assert_eq!(rig.cached(1..10), [6]);
     assert_eq!(rig.cache.stats().evicted, 0);

@@ -143,7 +143,7 @@ fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_
     granting.log_mut(|log| log.next_lease = 100);
     let granting = granting.serve();
     let mut revoked = [(); 2].map(|()| match notices.recv_timeout(PATIENCE).unwrap() {
-        Notice::Revoked { id, lease, code: ErrorCode::NoQuota } => (id.slot, lease),
+        Notice::Revoked { id, lease, code: ErrorCode::NoQuota, .. } => (id.slot, lease),
         other => panic!("{other:?}"),
     });
     revoked.sort_unstable();

@@ -143,7 +143,7 @@ fn import_when_its_kind_has_an_opener_then_opened_by_it_and_closed_when_evicted(
     assert!(many.iter().all(|one| one.as_ref().unwrap().as_ptr().addr() == 0x1000));
     assert_eq!(Arc::strong_count(&alive), 5, "two openers, two stand-ins");
     drop(many);
-    let mode = ImportMode { access: Access::Read, keep: false };
+    let mode = ImportMode::from(Access::Read).keep(false);
     drop(rig.cache.import(&handle(4), mode, soon()).unwrap());
     assert_eq!(rig.cache.empty(), 2);
     assert_eq!(Arc::strong_count(&alive), 3, "not closed");

@@ -4,7 +4,7 @@
 pub mod child;
 pub mod stub;
 
-use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, Handle, MemoryKind};
+use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, Handle, MemoryKind, Notice};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::page::{
@@ -507,7 +507,7 @@ pub fn no_grant() -> GrantItem {
 
 pub fn recall_item(id: AllocationId, owner_allocation_id: u64, base: u64) -> RecallItem {
     RecallItem {
-        facts: Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, 4096) }.into(),
+        facts: Facts::new(MemoryKind::Memfd, 4096).owner_allocation_id(owner_allocation_id).into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
         base: base.into(),
@@ -515,10 +515,22 @@ pub fn recall_item(id: AllocationId, owner_allocation_id: u64, base: u64) -> Rec
     }
 }
 
+/// Whether this lease of that allocation was told as revoked, for this reason.
+pub fn is_revoked(told: &Notice, wanted: AllocationId, number: u64, why: ErrorCode) -> bool {
+    let Notice::Revoked { id, lease, code, .. } = told else { return false };
+    (*id, *lease, *code) == (wanted, number, why)
+}
+
+/// Whether this was told as drained: the owner's id of it, and no address.
+pub fn is_drained(told: &Notice, wanted: AllocationId, owners_id: u64) -> bool {
+    let Notice::Drained { id, owner_allocation_id, base, .. } = told else { return false };
+    (*id, *owner_allocation_id, *base) == (wanted, owners_id, 0)
+}
+
 /// The handle of a slot's generation 1.
 pub fn handle(slot: u32) -> Handle {
     let id = AllocationId { slot, generation: 1 };
-    let facts = Facts { owner_allocation_id: 99, ..Facts::new(MemoryKind::Memfd, 4096) };
+    let facts = Facts::new(MemoryKind::Memfd, 4096).owner_allocation_id(99);
     NodeKey::from_bytes([7; 32]).seal(NODE, id, &facts)
 }
 

@@ -316,7 +316,8 @@ impl World {
             }
             let owner_allocation_id = u64::from(what >> 4 & 1);
             let size_bytes = u64::from(what >> 5) * 512;
-            let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size_bytes) };
+            let facts =
+                Facts::new(MemoryKind::Memfd, size_bytes).owner_allocation_id(owner_allocation_id);
             Supply { id, fd, refused_fd, file: None, facts }
         });
         self.of(client).recalls.clear();
@@ -616,10 +617,7 @@ fn deposit(bytes: &mut Bytes<'_>) -> (u8, Deposit) {
     let kind = MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()];
     let size_bytes = u64::from(more >> 5) * 512 + 512;
     let deposit = Deposit {
-        facts: Facts {
-            owner_allocation_id: u64::from(more >> 4 & 1),
-            ..Facts::new(kind, size_bytes)
-        },
+        facts: Facts::new(kind, size_bytes).owner_allocation_id(u64::from(more >> 4 & 1)),
         share: Share::ALL[usize::from(what >> 6) % Share::ALL.len()],
         recallable: more & 1 != 0,
         keep: more & 6 == 6,

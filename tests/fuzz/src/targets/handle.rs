@@ -14,11 +14,9 @@ pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data);
     let id = AllocationId { slot: bytes.u32(), generation: bytes.u32() };
     let kind = MemoryKind::ALL[bytes.below(MemoryKind::ALL.len())];
-    let facts = Facts {
-        owner_allocation_id: bytes.u64(),
-        device: bytes.u32(),
-        ..Facts::new(kind, bytes.u64())
-    };
+    let (owner_allocation_id, device) = (bytes.u64(), bytes.u32());
+    let facts =
+        Facts::new(kind, bytes.u64()).owner_allocation_id(owner_allocation_id).device(device);
     let handle = key.seal(NODE, id, &facts);
     assert_eq!(key.open(NODE, &handle.prefix), Ok(id));
     let mut changed = handle.to_bytes();

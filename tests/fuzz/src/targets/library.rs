@@ -416,6 +416,6 @@ fn hello_reply() -> HelloReply {
 fn handle(which: u8) -> Handle {
     let id = AllocationId { slot: u32::from(which & 7), generation: u32::from(which >> 6) };
     let (kind, size_bytes) = (MemoryKind::Memfd, memory::SIZE);
-    let facts = Facts { owner_allocation_id: 1, ..Facts::new(kind, size_bytes) };
+    let facts = Facts::new(kind, size_bytes).owner_allocation_id(1);
     NodeKey::from_bytes([7; 32]).seal(42, id, &facts)
 }

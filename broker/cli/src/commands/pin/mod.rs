@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 /// Gives the exit status of the worst outcome; the others are pinned.
 pub fn run(args: &Args) -> Result<u8> {
-    let touch = Touch { pin: Some(!args.unpin), ..Touch::default() };
+    let touch = Touch::default().pin(!args.unpin);
     let objects = connect(false)?;
     let outcomes = objects.touch(&args.names, touch, soon())?;
     let names = args.names.iter().map(String::as_str);

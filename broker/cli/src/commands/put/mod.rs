@@ -51,20 +51,18 @@ pub fn run(args: &Args) -> Result<()> {
     let members: Vec<NewObject<'_>> = names
         .iter()
         .zip(&inputs)
-        .map(|(name, input)| NewObject {
-            metadata: args.meta.as_bytes(),
-            expect: args.expect,
-            ..NewObject::new(name, input.size_bytes())
+        .map(|(name, input)| {
+            NewObject::new(name, input.size_bytes())
+                .metadata(args.meta.as_bytes())
+                .expect(args.expect)
         })
         .collect();
-    let options = ObjectOptions {
-        replace: args.replace,
-        keep: args.keep,
-        pin: (args.pin || args.no_pin).then_some(args.pin),
-        outlive: true,
-        evictable: args.evictable,
-        ..ObjectOptions::default()
-    };
+    let options = ObjectOptions::default()
+        .replace(args.replace)
+        .keep(args.keep)
+        .pin((args.pin || args.no_pin).then_some(args.pin))
+        .outlive(true)
+        .evictable(args.evictable);
     let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
     let mut group = undone(group.map_err(|error| explained(error, &names)), &names, args.json)?;
     for (index, input) in inputs.iter_mut().enumerate() {

@@ -53,7 +53,7 @@ fn reclaimed(seen: &mut Seen) {
     let holder = broker.client_with(1, |builder| {
         builder.on_notice(move |notice| {
             // Gives back all that it has.
-            if let Notice::Reclaim { leases } = notice {
+            if let Notice::Reclaim { leases, .. } = notice {
                 counted.fetch_add(leases.len(), Ordering::Relaxed);
                 to_give_back.lock().expect("nobody panics with it").clear();
             }

@@ -15,7 +15,7 @@ impl Kept {
         let server = &mut self.bench.server;
         arrive(server, fd);
         let deposit = Deposit { keep: true, ..deposit() };
-        let facts = Facts { kind, ..deposit.facts };
+        let facts = deposit.facts.kind(kind);
         let deposit = arrived(Deposit { facts, ..deposit });
         server.scratch.deposits = vec![deposit];
         let deposits = &[deposit];

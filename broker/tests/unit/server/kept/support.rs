@@ -160,7 +160,7 @@ impl Kept {
         let fd = memfd();
         let inode = stat(fd.as_fd()).unwrap().inode;
         arrive(server, fd.as_fd());
-        let facts = Facts { kind: how.kind, ..deposit().facts };
+        let facts = deposit().facts.kind(how.kind);
         let deposit = arrived(Deposit { facts, ..deposit() });
         server.scratch.deposits = vec![deposit];
         let metadata = vec![7; how.metadata];
@@ -302,7 +302,7 @@ pub(super) fn newest_client(bench: &Bench) -> ClientId {
 }
 
 pub(super) fn deposit() -> Deposit {
-    let facts = Facts { owner_allocation_id: 9, ..Facts::new(MemoryKind::Memfd, SIZE) };
+    let facts = Facts::new(MemoryKind::Memfd, SIZE).owner_allocation_id(9);
     Deposit { driver_data: Some((3, [5; 64])), ..facts.into() }
 }
 
