@@ -67,10 +67,20 @@ named() {
   return "$status"
 }
 
+# The library for host memory alone, and for one driver: nothing of the others is compiled, and nothing of what is left is unused.
+with_features() {
+  local features
+  for features in '' cuda level-zero; do
+    cargo clippy -p fdbroker-client --quiet --no-default-features --features "$features" -- -D warnings || return 1
+  done
+  ! cargo tree -p fdbroker-client --edges normal --no-default-features | grep -E 'level-zero|libloading'
+}
+
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/style
 check "cargo fmt" cargo fmt --all --check
 check "cargo fmt, fuzz targets" cargo fmt --check --manifest-path tests/fuzz/Cargo.toml
 check "cargo clippy" cargo clippy --workspace --all-targets --quiet -- -D warnings
+check "the library with each feature alone, and with none" with_features
 check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts

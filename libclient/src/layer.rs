@@ -3,8 +3,11 @@
 
 use crate::error::Error;
 
+#[cfg(feature = "cuda")]
 pub use crate::backend::cuda::driver::gpu_named as cuda_gpu_named;
+#[cfg(feature = "level-zero")]
 pub use crate::backend::level_zero::driver::gpu_named as level_zero_gpu_named;
+#[cfg(feature = "level-zero")]
 pub use crate::backend::level_zero::fd::kind_of;
 pub use crate::sync::lock;
 

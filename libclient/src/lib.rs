@@ -52,6 +52,11 @@
 //! **Signals.** A wait goes on after a signal handler of the program, unless the program has said
 //! how to ask it ([`set_interrupt`]).
 //!
+//! **Features**, both on by default: `cuda` and `level-zero`, the memory of these drivers' devices.
+//! Without them (`default-features = false`) neither bindings nor what loads them are compiled, the
+//! modules of those names, the places of objects and `Objects::with_cuda` or `with_level_zero` are
+//! not there, and memory of CUDA is NOT_SUPPORTED; dma-bufs can still be mapped.
+//!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the
 //! background.
 #![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
@@ -116,7 +121,9 @@ pub use requests::early::EarlyRegistration;
 pub use requests::started::{AcquireProgress, AcquireRequest, Progress};
 pub use wire::handshake::default_socket_path;
 
+#[cfg(feature = "cuda")]
 pub use backend::cuda;
+#[cfg(feature = "level-zero")]
 pub use backend::level_zero;
 
 /// The host's memory under one roof: [`host::Arena`], [`host::HostBuffer`], [`host::HostMemory`];

@@ -328,6 +328,7 @@ pub const LEVEL_ZERO_START_FDS: usize = 16;
 
 /// Most drivers, and devices of one, that are looked at: more than a node has, and the loader's
 /// answer is a number that memory is made for.
+#[cfg(feature = "level-zero")]
 pub const LEVEL_ZERO_DEVICES: u32 = 1024;
 
 /// Number of the fd by which it is found out whether a Level Zero driver closes what it imports:

@@ -2,11 +2,15 @@
 //! Must never pretend: a backend that is absent answers NOT_SUPPORTED and says what is missing.
 
 pub(crate) mod arena;
+#[cfg(feature = "cuda")]
 pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "level-zero"))]
 mod device;
+mod device_memory;
 mod dma_heap;
 pub(crate) mod host;
 pub(crate) mod isolated;
+#[cfg(feature = "level-zero")]
 pub mod level_zero;
 mod memfd;
 pub(crate) mod object_file;
@@ -18,13 +22,19 @@ mod udmabuf;
 use crate::error::Error;
 use fdbroker_protocol::ErrorCode;
 
-pub(crate) use device::MemoryDevice;
-pub use device::{DeviceBuffer, DeviceImport, MakersWork};
+#[cfg(any(feature = "cuda", feature = "level-zero"))]
+pub use device::{DeviceBuffer, DeviceImport};
+pub use device_memory::MakersWork;
+pub(crate) use device_memory::{DeviceMemory, ObjectDevice};
 pub use host::HostMemory;
 pub use isolated::IsolatedMemory;
 pub(crate) use memfd::closed_here;
 pub use pool::{MemoryBackend, Pool, PoolExport};
 pub use udmabuf::Udmabuf;
+
+/// Why a driver's backend is not there.
+#[cfg(not(all(feature = "cuda", feature = "level-zero")))]
+const NOT_BUILT_IN: &str = "the program was built without this feature of fdbroker-client";
 
 /// The backend of a name: `memfd`, `udmabuf`, `cuda`, `level-zero`. Whether it works here is for
 /// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see
@@ -37,8 +47,14 @@ pub fn by_name(name: &str) -> Result<&'static dyn MemoryBackend, Error> {
     let reason = match name {
         "memfd" => return Ok(&HostMemory::Memfd),
         "udmabuf" => return Ok(&HostMemory::Udmabuf),
+        #[cfg(feature = "cuda")]
         "cuda" => return Ok(&cuda::BACKEND),
+        #[cfg(feature = "level-zero")]
         "level-zero" => return Ok(&level_zero::BACKEND),
+        #[cfg(not(feature = "cuda"))]
+        "cuda" => NOT_BUILT_IN,
+        #[cfg(not(feature = "level-zero"))]
+        "level-zero" => NOT_BUILT_IN,
         "isolated" | "dma-heap" => "it is not given out in ranges; use `IsolatedBuffer`",
         _ => "no backend has this name; there are memfd, udmabuf, cuda and level-zero",
     };
@@ -77,10 +93,16 @@ mod tests {
 
     #[test]
     fn allocate_when_device_memory_then_not_supported_whether_there_is_a_driver_or_not() {
-        for (name, kind, instead) in [
-            ("cuda", MemoryKind::CudaVmm, "CudaBuffer"),
-            ("level-zero", MemoryKind::DmaBuf, "LevelZeroBuffer"),
+        for (name, is_built, kind, instead) in [
+            ("cuda", cfg!(feature = "cuda"), MemoryKind::CudaVmm, "CudaBuffer"),
+            ("level-zero", cfg!(feature = "level-zero"), MemoryKind::DmaBuf, "LevelZeroBuffer"),
         ] {
+            if !is_built {
+                let error = by_name(name).unwrap_err();
+                assert_eq!(error.code, ErrorCode::NotSupported);
+                assert!(error.to_string().contains("without this feature"), "{error}");
+                continue;
+            }
             let backend = by_name(name).unwrap();
             assert_eq!((backend.name(), backend.kind()), (name, kind));
             let error = backend.allocate(4096).unwrap_err();

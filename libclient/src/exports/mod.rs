@@ -228,16 +228,6 @@ impl Exports {
         Some(retired.handle.id())
     }
 
-    /// The handle of an allocation, offset 0, if it is registered: by device, base, size and id.
-    pub(crate) fn known(&self, deposit: &Deposit) -> Option<Handle> {
-        self.known_as(place_of(deposit)?, deposit)
-    }
-
-    /// Whose registrations these are.
-    pub(crate) fn client(&self) -> &Client {
-        &self.client
-    }
-
     /// Ends an allocation by its number and waits for the answer: whether no lease was left; if one
     /// was, [`crate::Notice::Drained`] follows the last. It is gone from the table at once. Also
     /// for those without an address.
@@ -431,6 +421,20 @@ impl Exports {
             RegistrationRef { id: one.handle.id(), epoch }
         };
         self.client.common().retire(retired.into_iter().map(registration));
+    }
+}
+
+/// For memory of devices that others allocated.
+#[cfg(any(feature = "cuda", feature = "level-zero"))]
+impl Exports {
+    /// The handle of an allocation, offset 0, if it is registered: by device, base, size and id.
+    pub(crate) fn known(&self, deposit: &Deposit) -> Option<Handle> {
+        self.known_as(place_of(deposit)?, deposit)
+    }
+
+    /// Whose registrations these are.
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 }
 

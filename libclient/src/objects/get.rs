@@ -3,7 +3,7 @@
 //! what cannot be handed over is given back.
 
 use super::info::ObjectInfo;
-use super::memory::{Openers, Shared};
+use super::memory::Shared;
 use super::object::Object;
 use super::options::Whose;
 use super::wire::{self, Answer, AnswerItem, Names};
@@ -84,12 +84,11 @@ fn open(
     names: &Names,
     answer: Answer,
 ) -> Result<(Vec<Object>, Vec<usize>), Error> {
-    let openers = Openers { cuda: whose.cuda.as_ref(), level_zero: whose.level_zero.as_ref() };
     let handing_over = connection.hand_over();
     let Answer { grants, items } = answer;
     let open = |(index, grant)| {
         let way = || way(names, &items, index, whose.flags());
-        Shared::open(grant, openers, way).map(Arc::new)
+        Shared::open(grant, &whose.devices, way).map(Arc::new)
     };
     let opened = grants.into_iter().enumerate().map(open).collect::<Result<Vec<_>, Error>>();
     drop(handing_over);

@@ -2,12 +2,11 @@
 //! all objects of the group. Must never leave a writable mapping of what is sealed, nor call bytes
 //! sealed that somebody may still write.
 
+use super::devices::Devices;
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
 use super::wire;
 use crate::api::client::Client;
-use crate::backend::cuda::{self, CudaMemory};
-use crate::backend::level_zero::{self, LevelZeroMemory};
-use crate::backend::{MakersWork, MemoryDevice, closed_here, object_file};
+use crate::backend::{DeviceMemory, MakersWork, closed_here, object_file};
 use crate::books::grant::Grant;
 use crate::books::import::{Import, Imported};
 use crate::books::lease::Lease;
@@ -41,10 +40,10 @@ impl Layout {
         place: &Place<'_>,
         room_bytes: u64,
     ) -> Result<Self, Error> {
-        let (align, size_bytes) = match place {
-            Place::Host => (OBJECT_ALIGN, None),
-            Place::Cuda(_) | Place::LevelZero(_) => (OBJECT_DEVICE_ALIGN, None),
-            Place::Fd(_, deposit) => (OBJECT_ALIGN, Some(deposit.facts.size_bytes)),
+        let align = place.device().map_or(OBJECT_ALIGN, |_| OBJECT_DEVICE_ALIGN);
+        let size_bytes = match place {
+            Place::Fd(_, deposit) => Some(deposit.facts.size_bytes),
+            _ => None,
         };
         let mut layout = Layout { size_bytes: u64::MAX, align, used: 0, members: Vec::new() };
         let placed = layout.plan(objects)?;
@@ -99,10 +98,9 @@ enum Of {
         mapping: Mapping,
         fd: OwnFd,
     },
-    Cuda(CudaMemory),
-    LevelZero {
-        memory: LevelZeroMemory,
-        kind: MemoryKind,
+    Device {
+        memory: Box<dyn DeviceMemory>,
+        facts: Facts,
     },
     /// A memfd of the program's, to be sealed.
     ForeignFile(OwnFd),
@@ -119,31 +117,24 @@ impl GroupMemory {
             usize::try_from(layout.size_bytes)
                 .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))
         };
-        let of = match place {
-            Place::Host => {
-                let fd = object_file::allocated(bytes()?)?;
-                let mapping = object_file::map(fd.proved().ok_or_else(closed_here)?, bytes()?)?;
-                Of::Host { mapping, fd }
+        let of = match (place, place.device()) {
+            (_, Some(device)) => {
+                let (memory, facts) = device.make(client, bytes()?)?;
+                layout.size_bytes = facts.size_bytes;
+                Of::Device { memory, facts }
             }
-            Place::Cuda(device) => {
-                let memory = CudaMemory::new(device, bytes()?)?;
-                device.identify(client, &memory)?;
-                layout.size_bytes = memory.len() as u64;
-                Of::Cuda(memory)
-            }
-            Place::LevelZero(device) => {
-                let memory = LevelZeroMemory::new(device, bytes()?)?;
-                let kind = device.identify(client, &memory)?.kind;
-                layout.size_bytes = memory.len() as u64;
-                Of::LevelZero { memory, kind }
-            }
-            Place::Fd(fd, deposit) if deposit.facts.kind == MemoryKind::Memfd => {
+            (Place::Fd(fd, deposit), _) if deposit.facts.kind == MemoryKind::Memfd => {
                 let fd = fd.try_clone_to_owned().map_err(|error| {
                     Error::no_fd(ErrorCode::Internal, "duplicate the fd of a group", error)
                 })?;
                 Of::ForeignFile(OwnFd::raised(fd)?)
             }
-            Place::Fd(..) => Of::Foreign,
+            (Place::Fd(..), _) => Of::Foreign,
+            _ => {
+                let fd = object_file::allocated(bytes()?)?;
+                let mapping = object_file::map(fd.proved().ok_or_else(closed_here)?, bytes()?)?;
+                Of::Host { mapping, fd }
+            }
         };
         Ok(GroupMemory { of, process: Process::current() })
     }
@@ -153,8 +144,7 @@ impl GroupMemory {
         match (&self.of, place) {
             (_, Place::Fd(fd, _)) => Ok(Export::Shared(*fd)),
             (Of::Host { fd, .. }, _) => fd.proved().map(Export::Shared).ok_or_else(closed_here),
-            (Of::Cuda(memory), _) => memory.export().and_then(Export::fresh),
-            (Of::LevelZero { memory, .. }, _) => memory.export().and_then(Export::fresh),
+            (Of::Device { memory, .. }, _) => memory.export().and_then(Export::fresh),
             (Of::ForeignFile(_) | Of::Foreign | Of::Sealed, _) => Err(sealed()),
         }
     }
@@ -169,14 +159,7 @@ impl GroupMemory {
     ) -> ObjectCreateHead {
         let facts = match (&self.of, place) {
             (_, Place::Fd(_, deposit)) => return wire::head(flags, options, deposit),
-            (Of::Cuda(_), Place::Cuda(device)) => {
-                let (device, gpu) = (device.ordinal(), device.gpu());
-                Facts::new(MemoryKind::CudaVmm, size_bytes).device(device).gpu(gpu)
-            }
-            (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
-                let (device, gpu) = (device.ordinal(), device.gpu());
-                Facts::new(*kind, size_bytes).device(device).gpu(gpu)
-            }
+            (Of::Device { facts, .. }, _) => *facts,
             _ => Facts::new(MemoryKind::Memfd, size_bytes),
         };
         wire::head(flags, options, &facts.into())
@@ -207,8 +190,7 @@ impl GroupMemory {
                 self.bytes_mut(offset..offset + bytes.len())?.copy_from_slice(bytes);
                 Ok(())
             }
-            Of::Cuda(memory) => memory.write_at(offset, bytes),
-            Of::LevelZero { memory, .. } => memory.write_at(offset, bytes),
+            Of::Device { memory, .. } => memory.write_at(offset, bytes),
             Of::Sealed => Err(sealed()),
             Of::ForeignFile(_) | Of::Foreign => {
                 Err(Error::new(ErrorCode::NotSupported, "write to foreign memory")
@@ -220,8 +202,7 @@ impl GroupMemory {
     /// First byte of the group, a device address.
     pub fn device_ptr(&self) -> Result<u64, Error> {
         match &self.of {
-            Of::Cuda(memory) => Ok(memory.device_ptr()),
-            Of::LevelZero { memory, .. } => Ok(memory.device_ptr()),
+            Of::Device { memory, .. } => Ok(memory.device_ptr()),
             Of::Sealed => Err(sealed()),
             _ => Err(Error::new(ErrorCode::NotSupported, "device address of a group")
                 .because("it was not created on a device")),
@@ -231,8 +212,7 @@ impl GroupMemory {
     /// Waits for the device's work that writes it: this, or all of its context.
     pub fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
         match (&self.of, work) {
-            (Of::Cuda(memory), work) => memory.settle(work),
-            (Of::LevelZero { memory, .. }, work) => memory.settle(work),
+            (Of::Device { memory, .. }, work) => memory.settle(work),
             (_, None) => Ok(()),
             (_, Some(_)) => Err(Error::new(ErrorCode::NotSupported, "seal after work of a device")
                 .because("the group was not created on a device; seal it without")),
@@ -259,7 +239,7 @@ impl GroupMemory {
                 Err(error)
             }
             // The broker has an fd of it; what is mapped and allocated here is dropped.
-            Of::Cuda(_) | Of::LevelZero { .. } | Of::Foreign | Of::Sealed => Ok(()),
+            Of::Device { .. } | Of::Foreign | Of::Sealed => Ok(()),
         }
     }
 }
@@ -279,13 +259,6 @@ pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<Ow
 }
 
 // --- got -----------------------------------------------------------------------------------------
-
-/// The devices for which memory is opened.
-#[derive(Clone, Copy)]
-pub(super) struct Openers<'a> {
-    pub cuda: Option<&'a cuda::Device>,
-    pub level_zero: Option<&'a level_zero::Device>,
-}
 
 /// Where in its group an object is, and its version.
 #[derive(Clone, Copy, Debug)]
@@ -308,37 +281,21 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) enum Opened {
     Host(Import),
-    Cuda(Imported<CudaMemory>),
-    LevelZero(Imported<LevelZeroMemory>),
+    Device(Imported<Box<dyn DeviceMemory>>),
 }
 
 impl Shared {
     /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped.
     /// Children lease it anew in this way.
-    pub fn open(
-        grant: Grant,
-        openers: Openers<'_>,
-        way: impl FnOnce() -> Way,
-    ) -> Result<Self, Error> {
-        let kind = grant.info.facts.kind;
-        let (opened, device) = match openers.level_zero {
-            _ if kind.is_for_cuda() => {
-                let device = match openers.cuda {
-                    Some(device) => device.clone(),
-                    None => cuda::Device::open(cuda::Device::ordinal_of(&grant.info.facts.gpu)?)?,
-                };
-                let opened = CudaMemory::import(&device, &grant, Access::Read)?;
+    pub fn open(grant: Grant, devices: &Devices, way: impl FnOnce() -> Way) -> Result<Self, Error> {
+        let (opened, device) = match devices.choose(&grant.info.facts)? {
+            Some(device) => {
+                let memory = device.open(&grant)?;
                 let Grant { fd, lease, info } = grant;
-                let opened = Opened::Cuda(Imported::of_grant(opened, fd, lease, info));
-                (opened, Some(device.ordinal()))
+                let import = Imported::of_grant(memory, fd, lease, info);
+                (Opened::Device(import), Some(device.ordinal()))
             }
-            Some(device) if kind == MemoryKind::DmaBuf => {
-                let opened = LevelZeroMemory::import(device, &grant, Access::Read)?;
-                let Grant { fd, lease, info } = grant;
-                let opened = Opened::LevelZero(Imported::of_grant(opened, fd, lease, info));
-                (opened, Some(device.ordinal()))
-            }
-            _ => (Opened::Host(grant.import_by(Access::Read, 0, |_| Some(way()))?), None),
+            None => (Opened::Host(grant.import_by(Access::Read, 0, |_| Some(way()))?), None),
         };
         Ok(Shared { opened, device, process: Process::current() })
     }
@@ -365,16 +322,14 @@ impl Shared {
     pub fn lease(&self) -> &Lease {
         match &self.opened {
             Opened::Host(import) => import.lease(),
-            Opened::Cuda(import) => import.lease(),
-            Opened::LevelZero(import) => import.lease(),
+            Opened::Device(import) => import.lease(),
         }
     }
 
     pub fn info(&self) -> &AllocationInfo {
         match &self.opened {
             Opened::Host(import) => import.info(),
-            Opened::Cuda(import) => import.info(),
-            Opened::LevelZero(import) => import.info(),
+            Opened::Device(import) => import.info(),
         }
     }
 
@@ -400,8 +355,7 @@ impl Shared {
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         match &self.opened {
             Opened::Host(import) => import.read_at(offset, into),
-            Opened::Cuda(import) => import.memory().read_at(offset, into),
-            Opened::LevelZero(import) => import.memory().read_at(offset, into),
+            Opened::Device(import) => import.memory.read_at(offset, into),
         }
     }
 }

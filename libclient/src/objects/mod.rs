@@ -3,6 +3,7 @@
 //! [`Object`] of it is in use.
 
 mod cached;
+mod devices;
 mod get;
 mod group;
 mod info;
@@ -23,11 +24,16 @@ pub use options::{NewObject, ObjectOptions, Place, PutObject, Touch};
 pub use watch::{Watch, WatchEvent};
 
 use crate::api::client::Client;
-use crate::backend::{closed_here, cuda, level_zero};
+use crate::backend::closed_here;
+#[cfg(feature = "cuda")]
+use crate::backend::cuda;
+#[cfg(feature = "level-zero")]
+use crate::backend::level_zero;
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use cached::Cached;
+use devices::Devices;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::MAX_GROUP;
 use memory::{Layout, write_sealed};
@@ -51,7 +57,7 @@ pub struct Objects {
 impl Client {
     /// The named objects of this client's domain: those of its user, on its listener.
     pub fn objects(&self) -> Objects {
-        let whose = Whose { client: self.clone(), of_job: false, cuda: None, level_zero: None };
+        let whose = Whose { client: self.clone(), of_job: false, devices: Devices::default() };
         Objects { whose, cached: Arc::default() }
     }
 }
@@ -67,18 +73,25 @@ impl Objects {
 
     /// CUDA objects are opened for this device. Without one they are opened for the device that is
     /// the maker's GPU, whatever its ordinal here.
+    #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_cuda(&self, device: &cuda::Device) -> Objects {
-        let cuda = Some(device.clone());
-        Objects { whose: Whose { cuda, ..self.whose.clone() }, cached: Arc::default() }
+        let cuda = Arc::new(device.clone());
+        self.with_devices(Devices { cuda: Some(cuda), ..self.whose.devices.clone() })
     }
 
     /// Level Zero objects are opened for this device. Without one they are mapped for the CPU, if
     /// their driver allows it.
+    #[cfg(feature = "level-zero")]
     #[must_use]
     pub fn with_level_zero(&self, device: &level_zero::Device) -> Objects {
-        let level_zero = Some(device.clone());
-        Objects { whose: Whose { level_zero, ..self.whose.clone() }, cached: Arc::default() }
+        let level_zero = Arc::new(device.clone());
+        self.with_devices(Devices { level_zero: Some(level_zero), ..self.whose.devices.clone() })
+    }
+
+    #[cfg(any(feature = "cuda", feature = "level-zero"))]
+    fn with_devices(&self, devices: Devices) -> Objects {
+        Objects { whose: Whose { devices, ..self.whose.clone() }, cached: Arc::default() }
     }
 
     /// Begins a group: memory for these objects and for [`ObjectOptions::room_bytes`] more,

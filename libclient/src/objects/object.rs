@@ -120,7 +120,7 @@ impl Object {
     pub fn as_ptr(&self) -> Option<*const u8> {
         match self.0.memory.opened() {
             Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.0.place.offset)),
-            Opened::Cuda(_) | Opened::LevelZero(_) => None,
+            Opened::Device(_) => None,
         }
     }
 
@@ -129,8 +129,7 @@ impl Object {
     pub fn device_ptr(&self) -> Option<u64> {
         let base = match self.0.memory.opened() {
             Opened::Host(_) => return None,
-            Opened::Cuda(import) => import.device_ptr(),
-            Opened::LevelZero(import) => import.device_ptr(),
+            Opened::Device(import) => import.memory.device_ptr(),
         };
         Some(base + self.0.place.offset as u64)
     }

@@ -1,8 +1,13 @@
 //! What a program says of objects that it makes or keeps, and whose names it means. Must never hold
 //! memory, nor do IO.
 
+use super::devices::Devices;
 use crate::api::client::Client;
-use crate::backend::{cuda, level_zero};
+use crate::backend::ObjectDevice;
+#[cfg(feature = "cuda")]
+use crate::backend::cuda;
+#[cfg(feature = "level-zero")]
+use crate::backend::level_zero;
 use crate::deposit::Deposit;
 use fdbroker_protocol::object::object_flags;
 use std::os::fd::BorrowedFd;
@@ -172,13 +177,28 @@ pub enum Place<'a> {
     /// A memfd of its own, mapped here for writing.
     Host,
     /// One VMM allocation on this device.
+    #[cfg(feature = "cuda")]
     Cuda(&'a cuda::Device),
     /// One allocation on this device.
+    #[cfg(feature = "level-zero")]
     LevelZero(&'a level_zero::Device),
     /// Memory behind an fd that the program has: kind, size, offset, device and driver data as the
     /// deposit says (the rest of it means nothing here). A memfd must be sealed against shrinking
     /// and growing, not against sealing, and is sealed against writing when the group is.
     Fd(BorrowedFd<'a>, &'a Deposit),
+}
+
+impl Place<'_> {
+    /// The device that it is on.
+    pub(super) fn device(&self) -> Option<&dyn ObjectDevice> {
+        match *self {
+            Place::Host | Place::Fd(..) => None,
+            #[cfg(feature = "cuda")]
+            Place::Cuda(device) => Some(device),
+            #[cfg(feature = "level-zero")]
+            Place::LevelZero(device) => Some(device),
+        }
+    }
 }
 
 /// What keeps the groups from a touch on. The default: as before; the touch only counts as a use.
@@ -211,8 +231,7 @@ pub(super) struct Whose {
     pub client: Client,
     /// Those of the client's job, not of its domain.
     pub of_job: bool,
-    pub cuda: Option<cuda::Device>,
-    pub level_zero: Option<level_zero::Device>,
+    pub devices: Devices,
 }
 
 impl Whose {

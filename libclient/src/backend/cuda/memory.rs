@@ -73,11 +73,6 @@ impl CudaMemory {
         }
     }
 
-    /// Waits for work that writes it: this, or all of its context.
-    pub(crate) fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
-        self.mapped.settle(work)
-    }
-
     /// Whether it was allocated here.
     pub(super) fn is_own(&self) -> bool {
         self.physical.is_some()
@@ -134,5 +129,17 @@ impl DeviceMemory for CudaMemory {
 
     fn export(&self) -> Result<OwnedFd, Error> {
         self.export()
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.write_at(offset, bytes)
+    }
+
+    fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        self.mapped.settle(work)
     }
 }

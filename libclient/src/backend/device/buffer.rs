@@ -1,10 +1,10 @@
 //! Device memory to share: allocated, exported and registered; recalls are answered by the library.
 //! Must never keep an exported fd: each is closed when it has been sent.
 
-use super::memory::DeviceMemory;
 use super::owner::Owner;
 use super::sharing::{Identity, MemoryDevice};
 use crate::api::client::Client;
+use crate::backend::device_memory::DeviceMemory;
 use crate::backend::registering::{Registers, register_all};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};

@@ -1,7 +1,7 @@
 //! Device memory of another process, opened here. Must never hold an fd.
 
-use super::memory::DeviceMemory;
 use super::sharing::MemoryDevice;
+use crate::backend::device_memory::DeviceMemory;
 use crate::books::grant::Grant;
 use crate::books::import::Imported;
 use crate::cache::Opened;

@@ -3,8 +3,8 @@
 //! but for an export under way.
 
 use super::foreign::{ByAddress, ForeignTable};
-use super::memory::DeviceMemory;
 use crate::api::client::Client;
+use crate::backend::device_memory::DeviceMemory;
 use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
 use crate::books::roles::{MemoryOwner, Registrant, Supply, SupplyFd};

@@ -2,9 +2,9 @@
 //! Must never depend on a driver's types.
 
 use super::foreign::ByAddress;
-use super::memory::DeviceMemory;
 use super::owner::Owner;
 use crate::api::client::Client;
+use crate::backend::device_memory::DeviceMemory;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;

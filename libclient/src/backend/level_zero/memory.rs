@@ -108,11 +108,6 @@ impl LevelZeroMemory {
         }
     }
 
-    /// Waits for work that writes it; without one it is said to be done.
-    pub(crate) fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
-        work.map_or(Ok(()), |work| self.context.settle(work))
-    }
-
     /// What its export is.
     pub(super) fn kind(&self) -> Result<MemoryKind, Error> {
         self.context.own_kind(self.pointer)
@@ -192,6 +187,19 @@ impl DeviceMemory for LevelZeroMemory {
 
     fn export(&self) -> Result<OwnedFd, Error> {
         self.export()
+    }
+
+    fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        self.write_at(offset, bytes)
+    }
+
+    /// Without work its maker says that it is done.
+    fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        work.map_or(Ok(()), |work| self.context.settle(work))
     }
 }
 
