@@ -5,6 +5,7 @@ mod ends;
 mod exports;
 mod gpus;
 mod limits;
+mod objects;
 mod pairs;
 
 pub use gpus::tell as tell_gpus;
@@ -130,6 +131,8 @@ pub const CASES: &[Case] = cases! {
     "export_when_the_application_holds_a_handle_leaves_it_open": WithRank(exports::application_handle), LEGACY;
     "pointer_when_no_memory_of_the_driver_is_stale": WithRank(exports::not_the_drivers), LEGACY;
     "host_and_device_memory_when_registered_are_in_one_list": WithRank(exports::one_list), LEGACY;
+
+    "object_when_made_on_a_device_is_read_by_it": WithRank(objects::on_device), LEGACY;
 
     "pointer_when_freed_and_allocated_again_is_stale": WithRank(ends::address_again), LEGACY;
     "pointer_when_freed_and_allocated_again_is_stale_opaque": WithRank(ends::address_again), OPAQUE;
