@@ -102,7 +102,7 @@ if wanted aarch64; then
 fi
 
 # The tag of the version before, once there is one; until then a commit with the wire and the handed-over state of today.
-UPGRADE_FROM=ea71ade01bd0
+UPGRADE_FROM=695dd65494b0
 # packages_of COMMIT RELEASE: an emulated machine takes long to unpack what is compressed.
 packages_of() {
   local source=$work/source-$2
@@ -112,7 +112,9 @@ packages_of() {
 # The guest's own programs are built as ever, in the tree's target folder.
 upgraded() (
   unset CARGO_TARGET_DIR
-  tests/vm/systemd.sh -s bookworm -p "$work/packages"
+  tests/vm/systemd.sh -s bookworm -p "$work/packages" > "$work/guest" && return
+  grep '^FAILED' "$work/guest"
+  return 1
 )
 if wanted upgrade; then
   check "packages of $UPGRADE_FROM" packages_of "$UPGRADE_FROM" 1
