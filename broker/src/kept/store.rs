@@ -1,6 +1,6 @@
 //! What is kept as it outlives this broker, groups of objects and allocations: what its core says
 //! of them goes into the log, and their fds into carriers, in the order that a kill in between does
-//! no harm to. Must never let the loop wait, nor have anything in the log whose fd is in no carrier.
+//! no harm to. Must never let the loop wait, nor have in the log what no carrier has.
 
 use crate::clock;
 use crate::fds::files::Files;
