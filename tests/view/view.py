@@ -167,8 +167,8 @@ def outputs(node, who, own):
 
 
 def traces(text, words):
-    """Which of the words stand in the text, each by itself."""
-    return [word for word in words if re.search(r"(?<![\w.])%s(?![\w.])" % re.escape(word), text)]
+    """Which of the words stand in the text, each by itself; an age ("1.1 s") reads like the ID of an allocation and is none."""
+    return [word for word in words if re.search(r"(?<![\w.])%s(?![\w.]| (ms|s|min|h|d)\b)" % re.escape(word), text)]
 
 
 def see(node):
