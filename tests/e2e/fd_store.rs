@@ -399,6 +399,56 @@ fn kept_allocations_when_their_owner_names_one_as_ended_then_refused_and_its_fd_
     }
 }
 
+/// A broker with a table of 2,048 fds carries a quarter of it at most, whatever the caps let in.
+#[test]
+fn kept_allocations_when_more_than_are_carried_then_accepted_and_carried_as_others_end() {
+    const CARRIED: usize = 512;
+    const KEPT: usize = 600;
+    let mut manager = Manager::new(&[&KEPT_LONG[..], &["--set", "limits.table_fds=2048"]].concat());
+    manager.start(&[]);
+    let mut owner = Raw::connect(&manager.socket());
+    let mut kept = Vec::new();
+    for _ in 0..KEPT {
+        let block = memfd(c"block", BLOCK_BYTES, all_seals());
+        let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
+        assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+        kept.push((registered.handle.get(), inode(&block)));
+    }
+    eventually("as many as may be are stored", || manager.carried() == CARRIED);
+    let says =
+        format!("no more than {CARRIED} kept allocations and groups of objects outlive a crash");
+    eventually("it says so once", || manager.log().matches(&says).count() == 1);
+
+    // Every fifth: holes in all carriers, and room for all that wait.
+    let mut index = 0;
+    let (ended, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|_| {
+        index += 1;
+        index % 5 == 0
+    });
+    for ended in ended.chunks(20) {
+        let ids: Vec<_> = ended.iter().map(|(handle, _)| handle.id()).collect();
+        assert!(owner.unregister(&ids).iter().all(|status| status.result().is_ok()));
+    }
+    let mut inodes: Vec<_> = kept.iter().map(|(_, inode)| *inode).collect();
+    inodes.sort_unstable();
+    eventually("those that waited are stored", || manager.carried_inodes() == inodes);
+    // The second time with what the first one found, in carriers that were written anew.
+    for _ in 0..2 {
+        manager.end(Signal::SIGKILL);
+        manager.start(&[]);
+        let mut consumer = Raw::connect(&manager.socket());
+        for kept in kept.chunks(100) {
+            let handles: Vec<_> = kept.iter().map(|(handle, _)| *handle).collect();
+            let (items, fds) = consumer.acquire(&handles);
+            assert!(items.iter().all(|item| item.status.get().is_ok()));
+            assert!(fds.iter().map(inode).eq(kept.iter().map(|(_, inode)| *inode)));
+        }
+        let (items, fds) = consumer.acquire(&[ended[0].0]);
+        assert!(!items[0].status.get().is_ok() && fds.is_empty());
+        eventually("those alone are stored", || manager.carried_inodes() == inodes);
+    }
+}
+
 /// Two ranges of one memfd, deposited with the same fd.
 #[test]
 fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_until_their_time_is_over()

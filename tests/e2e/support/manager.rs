@@ -7,6 +7,7 @@ use super::wait::{PATIENCE, eventually, eventually_some};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::fstat;
 use nix::unistd::{Pid, dup2_raw};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -182,14 +183,22 @@ impl Manager {
 
     /// Fds that lie in the stored carriers.
     pub fn carried(&self) -> usize {
+        self.carried_inodes().len()
+    }
+
+    /// The inodes of these, in order.
+    pub fn carried_inodes(&self) -> Vec<u64> {
         let heard = self.heard.lock().expect("no panic");
         let is_far = |name: &str| name.starts_with('o') && name.ends_with(".0");
-        let (mut count, mut bytes, mut fds) = (0, [0; 64], ReceivedFds::new());
+        let (mut inodes, mut bytes, mut fds) = (Vec::new(), [0; 64], ReceivedFds::new());
         for (_, far) in heard.store.iter().filter(|(name, _)| is_far(name)) {
-            let each = |_, _: &[u8], fds: &mut ReceivedFds| count += fds.drain().count();
+            let each = |_, _: &[u8], fds: &mut ReceivedFds| {
+                inodes.extend(fds.drain().map(|fd| fstat(&fd).expect("fstat").st_ino));
+            };
             fdbroker_scm::peek_all(far.as_fd(), 1024, &mut bytes, &mut fds, each).expect("a look");
         }
-        count
+        inodes.sort_unstable();
+        inodes
     }
 
     fn names(&self, which: impl Fn(&str) -> bool) -> Vec<String> {
