@@ -8,3 +8,4 @@ pub mod found;
 pub mod log;
 pub mod records;
 pub mod store;
+mod table;
