@@ -25,6 +25,7 @@ pub const NO_PCI: u32 = u32::MAX;
 
 with_wire_form! {
     /// A GPU, 24 bytes; all 0: none, or not said. Owners claim it, and nobody has proved it.
+    #[non_exhaustive]
     Gpu, GpuItem {
         /// As the driver says: of a MIG instance, the instance's own; of a tile, the root device's.
         uuid: [u8; 16], [u8; 16];
@@ -35,6 +36,7 @@ with_wire_form! {
         /// A [`GpuApi`].
         api: u8, u8;
         /// Reserved, 0.
+        #[doc(hidden)]
         reserved: [u8; 2], [u8; 2];
     }
 }

@@ -49,7 +49,11 @@ fn key(gpu: &Gpu) -> Gpu {
     match GpuApi::from_number(gpu.api) {
         Some(GpuApi::Cuda) => Gpu::cuda(gpu.uuid, NO_PCI, false),
         _ if gpu.pci == NO_PCI => *gpu,
-        _ => Gpu { uuid: [0; 16], ..*gpu },
+        _ => {
+            let mut key = *gpu;
+            key.uuid = [0; 16];
+            key
+        }
     }
 }
 

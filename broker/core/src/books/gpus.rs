@@ -186,7 +186,9 @@ mod tests {
         assert!(again.count(5, 0) && again.count(5, 2) && again.count(5, NO_GPU));
         assert!(!again.count(5, 1) && !again.count(5, 3) && !again.count(6, 0));
         assert_eq!(again.saved(), saved);
-        let [one, none, wrong] = [gpu(1), Gpu::NONE, Gpu { api: 9, ..gpu(1) }].map(Gpu::to_bytes);
+        let mut wrong = gpu(1);
+        wrong.api = 9;
+        let [one, none, wrong] = [gpu(1), Gpu::NONE, wrong].map(Gpu::to_bytes);
         for of in [vec![], vec![one, none], vec![one, one], vec![wrong], vec![one; 257]] {
             assert!(Gpus::restore([(5, of)].into()).is_none());
         }
