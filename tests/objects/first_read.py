@@ -4,7 +4,7 @@ process of its own, in turns. Times go from the get, or from the open of the fil
 
     FDBROKER_LIBRARY=... FDBROKER_BIN_DIR=... PYTHONPATH=libclient/python python3 tests/objects/first_read.py [--mib 1024] [--rounds 7]
 
-Needs numpy and two processors. Must never call a read right whose sum is wrong, nor compare ways that ran on different processors.
+Needs numpy and two processors. Where the file lies counts: /tmp must not be a tmpfs. Must never call a read right whose sum is wrong, nor compare ways that ran on different processors.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import numpy
 import fdbroker
 
 NAME = "first-read"
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 WAYS = ("mmap", "populated", "plain")
 
 
@@ -60,6 +61,8 @@ def main():
                 assert total == expected, (way, total, expected)
                 found[way].append(took)
     base = statistics.median(found["mmap"])
+    with open(HUGE_PAGES) as setting:
+        print("huge pages of shared memory: " + setting.read().strip())
     for way in WAYS:
         median = statistics.median(found[way])
         print(f"{way:<12}{median * 1e3:8.1f} ms  {median / base:5.2f} x mmap  ({min(found[way]) * 1e3:.1f} to {max(found[way]) * 1e3:.1f})")
