@@ -4,8 +4,6 @@
 use super::builder::ClientBuilder;
 use crate::books::common::Common;
 use crate::books::grant::Grant;
-use crate::books::holdings::Ending;
-use crate::books::one_way::Unregister;
 use crate::books::roles::Dispatcher;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
@@ -18,9 +16,10 @@ use crate::requests::ahead::{fetch, take};
 use crate::requests::early::{self, EarlyRegistration};
 use crate::requests::flush::{flush, settle};
 use crate::requests::inherited::{self, Heritage};
-use crate::requests::register::{Batch, Registrations, register, unregister};
+use crate::requests::register::{Batch, Registrations, register};
 use crate::requests::resolve::resolve;
 use crate::requests::started::AcquireRequest;
+use crate::requests::unregister::unregister;
 use crate::serve::dispatch::Dispatch;
 use crate::serve::session::Session;
 use crate::serve::thread::LibraryThread;
@@ -288,49 +287,8 @@ impl Client {
             Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => None,
             Err(error) => return Err(error),
         };
-        let holdings = &self.common().holdings;
-        let end = |one: R| {
-            let one = one.into();
-            let of = Unregister { id: one.id, key: holdings.key_of(one.id) };
-            if self.common().is_a_buffers(one.id) {
-                (of, one.epoch, Ending::Kept)
-            } else {
-                (of, one.epoch, holdings.end(one, false))
-            }
-        };
-        let endings: Vec<(Unregister, Option<u64>, Ending)> = what.into_iter().map(end).collect();
-        // One that is not known here is asked for when it may be known there.
-        let is_asked = |(_, epoch, ending): &(Unregister, Option<u64>, Ending)| match ending {
-            Ending::Tell(_) => true,
-            Ending::Absent => {
-                connection.as_ref().is_some_and(|it| epoch.is_none_or(|epoch| epoch == it.epoch))
-            }
-            Ending::Counted | Ending::Away | Ending::Draining | Ending::Kept => false,
-        };
-        let asked: Vec<Unregister> =
-            endings.iter().filter(|one| is_asked(one)).map(|(of, ..)| *of).collect();
-        let answered = connection.as_ref().map(|it| unregister(it, &asked, deadline));
-        let mut answered = answered.unwrap_or_default().into_iter();
-        let outcomes = endings.iter().map(|one| match &one.2 {
-            Ending::Tell(_) => match answered.next() {
-                Some(Err(error)) if error.code != ErrorCode::NotConnected => Err(error),
-                Some(Ok(drained)) => Ok(drained),
-                // The broker was lost, and it is not named to the next one, or as ended.
-                Some(Err(_)) | None => Ok(Drained(false)),
-            },
-            _ if is_asked(one) => answered.next().expect("one outcome per id"),
-            Ending::Counted | Ending::Away => Ok(Drained(false)),
-            Ending::Kept => {
-                let context = format!("unregister {}: it is a buffer of this library", one.0.id);
-                let why = "a buffer ends its registration itself; free the buffer instead";
-                Err(Error::new(ErrorCode::NotPermitted, context).because(why))
-            }
-            Ending::Draining | Ending::Absent => {
-                let context = format!("unregister {}: it had ended before", one.0.id);
-                Err(Error::new(ErrorCode::Stale, context))
-            }
-        });
-        Ok(outcomes.collect())
+        let what = what.into_iter().map(Into::into);
+        Ok(unregister(self.common(), connection.as_deref(), what, deadline))
     }
 
     /// Ends many without waiting for the broker, which hears of them within a millisecond, or

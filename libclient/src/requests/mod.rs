@@ -11,3 +11,4 @@ pub(crate) mod register;
 pub(crate) mod registering;
 pub(crate) mod resolve;
 pub(crate) mod started;
+pub(crate) mod unregister;

@@ -1,9 +1,8 @@
 //! Registering and unregistering: deposits in chunks of credit, export window and 253, in their
 //! order. Must never send an fd without credit, nor hold more exports than the window allows.
 
-use crate::books::one_way::{OneWay, Unregister};
 use crate::deadline::Deadline;
-use crate::deposit::{Deposit, Drained, Export, Registration};
+use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
 use crate::limits::{MAX_CREDITS_WANTED, ROW_CREDITS};
 use crate::requests::acquire::is_final;
@@ -11,8 +10,7 @@ use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
-use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
-use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
+use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Resource, Scope, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -310,68 +308,3 @@ pub(super) fn registered<'a>(
     });
     Ok(answers.collect())
 }
-
-/// Unregisters many; one outcome each, in their order. The broker hears of all of them, those that
-/// time is over for included; when they are drained, the thread that serves says so then.
-pub(crate) fn unregister(
-    connection: &Connection,
-    ends: &[Unregister],
-    deadline: Deadline,
-) -> Vec<Result<Drained, Error>> {
-    let mut results = Vec::with_capacity(ends.len());
-    for chunk in ends.chunks(connection.facts.max_batch.min(ENDS_PER_MESSAGE)) {
-        match unregister_some(connection, chunk, deadline) {
-            Ok(statuses) => {
-                let holdings = &connection.common.holdings;
-                chunk.iter().for_each(|end| holdings.note_heard(end.id));
-                results.extend(chunk.iter().zip(statuses).map(
-                    |(end, status)| match status.is_ok() {
-                        true => Ok(Drained(status.value == 1)),
-                        false => Err(Error::from_status(status, format!("unregister {}", end.id))),
-                    },
-                ));
-            }
-            Err(error) => {
-                results.resize_with(results.len() + chunk.len(), || Err(error.clone()));
-            }
-        }
-    }
-    results
-}
-
-fn unregister_some(
-    connection: &Connection,
-    ends: &[Unregister],
-    deadline: Deadline,
-) -> Result<Vec<Status>, Error> {
-    let call = Call::new("unregister", Kind::Unregister, Kind::UnregisterReply, deadline);
-    let call = Call { ends, ..call };
-    let write = |writer: &mut Writer| {
-        for Unregister { id, .. } in ends {
-            let (slot, generation) = (id.slot.into(), id.generation.into());
-            writer.push(&AllocationItem { slot, generation });
-        }
-        ends.len()
-    };
-    let late = |error: Error| match error.code {
-        ErrorCode::TimedOut => error.because(LATE),
-        _ => error,
-    };
-    let id = connection.request(&call, &[], write).map_err(|error| {
-        if error.code == ErrorCode::TimedOut {
-            // It did not fit in time: it goes when it does.
-            connection.post_all(ends.iter().copied().map(OneWay::Unregister));
-        }
-        late(error)
-    })?;
-    let answered = connection.reply(id, &call, |reply| {
-        let statuses = reply.message.statuses()?;
-        check_count(Kind::UnregisterReply, statuses.len(), ends.len())?;
-        Ok(statuses.collect())
-    });
-    answered.map_err(late)
-}
-
-/// What becomes of an unregister that was not answered in time.
-const LATE: &str = "the broker has not answered by the deadline; the registration ends when it reads the message, and a \
-     notice of the drain says when the memory may be used anew";

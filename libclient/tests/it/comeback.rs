@@ -435,6 +435,30 @@ fn comeback_when_recalled_meanwhile_then_answered_before_the_declaration_is() {
 }
 
 #[test]
+fn unregister_when_named_already_and_the_connection_is_not_there_yet_then_the_broker_hears_of_it() {
+    for keep in [false, true] {
+        let broker = FakeBroker::listen();
+        let (builder, notices) = noticing();
+        let (client, mut peer) = broker.client_with(builder, Terms::default());
+        let made = register(&client, &peer, &[recallable(1).keep(keep)], 100);
+        let grants = acquire(&client, &mut peer, 1);
+        lose(peer, &notices);
+        let mut peer = broker.accept(Terms::default());
+        peer.named(&peer.recv_kind(Kind::Redeposit), &[Ok(())]);
+        let declare = peer.recv_kind(Kind::Declare);
+
+        assert!(!client.is_connected());
+        assert!(!client.unregister(&made[0]).unwrap().0);
+        let request = peer.recv_kind(Kind::Unregister);
+        assert_eq!(request.unregister(), [id(100)]);
+        peer.unregistered(&request, true);
+        peer.declared(&declare, &[Ok(())]);
+        assert_reconnected(&notices);
+        drop(grants);
+    }
+}
+
+#[test]
 fn comeback_when_again_is_answered_then_named_again() {
     let broker = FakeBroker::listen();
     let (builder, notices) = noticing();
