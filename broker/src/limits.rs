@@ -468,6 +468,9 @@ const _: () = assert!(DEVICE_FDS_PER_CARRIER < HOST_FDS_PER_CARRIER);
 /// is to leave its store, each some 3 us.
 pub const MESSAGES_PER_CHORE: usize = 32;
 
+/// Messages that lanes drop from carriers at a time: each fd that lives lies there twice meanwhile.
+pub const DROPPED_AT_ONCE: usize = 2 * MESSAGES_PER_CHORE;
+
 /// Empty carriers that the service manager has ahead: one is kept for fds that are written anew,
 /// one is for the next new one.
 pub const CARRIERS_AHEAD: usize = 2;

@@ -416,7 +416,7 @@ fn kept_allocations_when_more_than_are_carried_then_accepted_and_carried_as_othe
     }
     eventually("as many as may be are stored", || manager.carried() == CARRIED);
     let says =
-        format!("no more than {CARRIED} kept allocations and groups of objects outlive a crash");
+        format!("carriers are full: {CARRIED} kept allocations and groups of objects outlive");
     eventually("it says so once", || manager.log().matches(&says).count() == 1);
 
     // Every fifth: holes in all carriers, and room for all that wait.
@@ -446,6 +446,38 @@ fn kept_allocations_when_more_than_are_carried_then_accepted_and_carried_as_othe
         let (items, fds) = consumer.acquire(&[ended[0].0]);
         assert!(!items[0].status.get().is_ok() && fds.is_empty());
         eventually("those alone are stored", || manager.carried_inodes() == inodes);
+    }
+}
+
+/// What is dropped from carriers meanwhile lies there twice, and takes nobody's place.
+#[test]
+fn kept_allocations_when_replaced_in_a_row_and_the_broker_is_killed_then_all_of_them_work() {
+    for _ in 0..3 {
+        let flags = [&KEPT_LONG[..], &["--set", "limits.table_fds=2048"]].concat();
+        let mut manager = Manager::new(&flags);
+        manager.start(&[]);
+        let mut owner = Raw::connect(&manager.socket());
+        let keep = |owner: &mut Raw| {
+            let block = memfd(c"block", BLOCK_BYTES, all_seals());
+            let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()])[0];
+            assert!(registered.status.get().is_ok(), "{}", registered.status.get());
+            (registered.handle.get(), inode(&block))
+        };
+        // There is room for 62 more, and each of 60 may lie there for some time after its end.
+        let mut kept: Vec<_> = (0..450).map(|_| keep(&mut owner)).collect();
+        eventually("all are stored", || manager.carried() == kept.len());
+        for index in 0..60 {
+            let (ended, _) = std::mem::replace(&mut kept[index * 7], keep(&mut owner));
+            assert!(owner.unregister(&[ended.id()])[0].result().is_ok());
+        }
+        manager.end(Signal::SIGKILL);
+        manager.start(&[]);
+        let mut consumer = Raw::connect(&manager.socket());
+        for (handle, its) in &kept {
+            let (items, fds) = consumer.acquire(&[*handle]);
+            assert!(items[0].status.get().is_ok(), "{}", items[0].status.get());
+            assert_eq!(inode(&fds[0]), *its);
+        }
     }
 }
 

@@ -7,7 +7,8 @@
 use crate::fds::carrier::{self, look_into};
 use crate::fds::table::FdTable;
 use crate::limits::{
-    CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, MESSAGES_PER_CHORE,
+    CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, DROPPED_AT_ONCE, HOST_FDS_PER_CARRIER,
+    MESSAGES_PER_CHORE,
 };
 use fdbroker_protocol::MemoryKind;
 use fdbroker_scm::SendError;
@@ -90,6 +91,8 @@ pub struct Carriers {
     /// Fds that may lie in all of them.
     most_fds: usize,
     fds: usize,
+    /// Of these, those that a lane drops.
+    dropping: usize,
     last_number: u64,
 }
 
@@ -116,6 +119,7 @@ impl Carriers {
             first_new,
             most_fds,
             fds: 0,
+            dropping: 0,
             last_number: 0,
         }
     }
@@ -217,7 +221,8 @@ impl Carriers {
     /// # Errors
     /// See [`CarryError`]; nothing of it lies anywhere.
     pub fn send(&mut self, fd: BorrowedFd<'_>, slot: u32, class: Class) -> Result<u64, CarryError> {
-        if self.fds >= self.most_fds {
+        // What a lane drops has ended, or lies elsewhere too.
+        if self.fds - self.dropping >= self.most_fds {
             return Err(CarryError::Full);
         }
         let number = self.last_number + 1;
@@ -295,16 +300,26 @@ impl Carriers {
         !self.urgent.is_empty()
     }
 
-    /// Whether dead fds lie in a carrier, and no lane is at it.
+    /// Whether dead fds lie in a carrier, and may be dropped now: what a lane drops lies in carriers
+    /// twice, and is in flight twice.
     pub fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty()
+        !self.dirty.is_empty() && self.dropping <= DROPPED_AT_ONCE - MESSAGES_PER_CHORE
+    }
+
+    /// Whether dead fds lie in a carrier, or a lane is at them.
+    pub fn has_dead(&self) -> bool {
+        self.dropping > 0 || self.all.values().any(|carrier| carrier.dead > 0)
     }
 
     /// Has a lane drop the first messages of a carrier, at most as many as one rewriting may be, up
     /// to the last dead one of them; what lives of these is written again before. `false`: that
     /// cannot be done now.
     pub fn rewrite(&mut self, table: &mut FdTable) -> bool {
-        let Some(at) = self.urgent.first().or(self.dirty.first()).copied() else { return false };
+        // Of the one with most dead fds: a queue is dropped from its head, so that a single dead one
+        // behind costs the rewriting of all before it.
+        let dead = |at: &&u32| self.all[at].dead;
+        let most_dead = || self.dirty.iter().max_by_key(dead);
+        let Some(at) = self.urgent.first().or_else(most_dead).copied() else { return false };
         self.urgent.remove(&at);
         self.dirty.remove(&at);
         let carrier = &self.all[&at];
@@ -332,6 +347,7 @@ impl Carriers {
             return false;
         };
         carrier.dropping = count;
+        self.dropping += count;
         carrier.dead -= carrier.parcels.iter().take(count).filter(|it| it.slot.is_none()).count();
         table.closers().drop_carried(duplicate, count, at);
         true
@@ -343,6 +359,7 @@ impl Carriers {
         let count = std::mem::take(&mut carrier.dropping);
         carrier.parcels.drain(..count);
         self.fds -= count;
+        self.dropping -= count;
         if carrier.dead > 0 {
             self.note_dirty(at);
         }

@@ -57,7 +57,7 @@ pub(super) struct Table {
     entries: BTreeMap<Key, Entry>,
     /// What is in no carrier yet, and so not in the log.
     waiting: BTreeMap<Key, What>,
-    /// There is no place for these before something leaves a carrier.
+    /// There is no place for these before something leaves a carrier, or there is another one.
     is_full: bool,
     is_full_said: bool,
     /// What their records take in all.
@@ -208,13 +208,15 @@ impl Table {
             Err(CarryError::Refused(_)) => {}
             Err(error) => {
                 self.waiting.insert(key, what);
-                let is_all = !self.carriers.wants_another() && self.carriers.to_store().is_none();
-                self.is_full = is_all && error == CarryError::Full;
+                self.is_full = error == CarryError::Full;
             }
         }
-        if self.is_full && !std::mem::replace(&mut self.is_full_said, true) {
+        if self.is_full
+            && !self.carriers.has_dead()
+            && !std::mem::replace(&mut self.is_full_said, true)
+        {
             log::warn!(
-                "no more than {} kept allocations and groups of objects outlive a crash",
+                "carriers are full: {} kept allocations and groups of objects outlive a crash, and others wait for a place; raise limits.table_fds, of which they take a quarter",
                 self.entries.len()
             );
         }
