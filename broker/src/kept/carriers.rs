@@ -4,6 +4,7 @@
 //! message can be written again elsewhere, and it does not matter where it lies. Must never close
 //! an fd here: messages are dropped by a lane, and what lives among them is written again before.
 
+use crate::clock;
 use crate::fds::carrier::{self, look_into};
 use crate::fds::table::FdTable;
 use crate::limits::{
@@ -120,7 +121,9 @@ impl Carriers {
             most_fds,
             fds: 0,
             dropping: 0,
-            last_number: 0,
+            // Above all that brokers before have given, each fewer than one in a microsecond, so
+            // that no fd of theirs is taken for one of this one's, whatever the store hands out.
+            last_number: clock::now().0,
         }
     }
 
@@ -369,5 +372,29 @@ impl Carriers {
     #[cfg(test)]
     pub fn fds(&self) -> usize {
         self.fds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+
+    #[test]
+    fn send_when_a_broker_before_has_given_numbers_then_above_them() {
+        let fd = memfd_create(c"memory", MFdFlags::MFD_CLOEXEC).unwrap();
+        let number = || {
+            let mut carriers = Carriers::new(4, 16, 0);
+            for carrier in [0, 0, 1, 1] {
+                if carriers.to_store().is_none() {
+                    carriers.add().unwrap();
+                }
+                carriers.note_stored(carrier);
+            }
+            carriers.send(fd.as_fd(), 7, Class::Host).unwrap()
+        };
+        let before = number();
+        std::thread::sleep(std::time::Duration::from_micros(2));
+        assert!(number() > before);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::books::common::Common;
 use crate::books::holdings::Ending;
-use crate::books::one_way::{Line, OneWay, Unregister};
+use crate::books::one_way::{OneWay, Unregister};
 use crate::deadline::Deadline;
 use crate::deposit::{Drained, RegistrationRef};
 use crate::error::Error;
