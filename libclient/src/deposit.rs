@@ -257,6 +257,14 @@ impl Export<'_> {
     pub fn fresh(fd: std::os::fd::OwnedFd) -> Result<Self, crate::error::Error> {
         crate::own_fds::OwnFd::kept(fd).map(Export::Fresh)
     }
+
+    /// For a request that goes on after this call: a duplicate of what the process holds anyway.
+    pub fn kept(self) -> Result<crate::own_fds::OwnFd, crate::error::Error> {
+        match self {
+            Export::Shared(fd) => crate::own_fds::OwnFd::duplicate(fd, "create: duplicate the fd"),
+            Export::Fresh(fd) => Ok(fd),
+        }
+    }
 }
 
 impl std::os::fd::AsFd for Export<'_> {

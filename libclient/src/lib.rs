@@ -114,8 +114,9 @@ pub use interrupt::{clear_interrupt, set_interrupt, take_interrupt};
 pub use map::Access;
 pub use notice::{Notice, Recall, RecallAnswer};
 pub use objects::{
-    GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList,
-    ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
+    CreateRequest, GetProgress, GetRequest, Group, GroupRequest, MakersWork, NewObject, Object,
+    ObjectInfo, ObjectList, ObjectOptions, Objects, Place, PutObject, SealError, SealRequest,
+    Touch, Watch, WatchEvent,
 };
 pub use requests::early::EarlyRegistration;
 pub use requests::started::{AcquireProgress, AcquireRequest, Progress};

@@ -161,6 +161,12 @@ impl OwnFd {
         Ok(OwnFd { entry: None, fd: ManuallyDrop::new(fd), identity })
     }
 
+    /// Keeps a duplicate of it.
+    pub fn duplicate(fd: BorrowedFd<'_>, what: &str) -> Result<Self, Error> {
+        let refused = |error| Error::no_fd(ErrorCode::Internal, what, error);
+        fd.try_clone_to_owned().map_err(refused).and_then(Self::kept)
+    }
+
     /// To be used at once: right after this look another thread could still close it. `None`: it is
     /// not ours any more.
     pub fn proved(&self) -> Option<BorrowedFd<'_>> {

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::own_fds::OwnFd;
 use crate::requests::registering::Registering;
 use crate::requests::started::Progress;
-use fdbroker_protocol::{ErrorCode, Handle};
+use fdbroker_protocol::Handle;
 use std::os::fd::BorrowedFd;
 
 /// Registrations under way; see [`Exports::register_start`]. For progress engines: nothing here
@@ -66,9 +66,7 @@ impl Exports {
             made: Vec::new(),
         };
         for (place, (deposit, fd)) in deposits.iter().zip(fds).enumerate() {
-            let refused =
-                |error| Error::no_fd(ErrorCode::Internal, "register: duplicate the fd", error);
-            match fd.try_clone_to_owned().map_err(refused).and_then(OwnFd::kept) {
+            match OwnFd::duplicate(*fd, "register: duplicate the fd") {
                 Ok(fd) => request.add(place, *deposit, fd),
                 Err(error) => request.outcomes[place] = Some(Err(error)),
             }

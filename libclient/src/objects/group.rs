@@ -4,14 +4,16 @@
 
 use super::memory::{GroupMemory, Layout};
 use super::options::{NewObject, ObjectOptions, Place, Whose};
-use super::wire;
+use super::wire::{self, Items, Made, Making};
 use crate::backend::MakersWork;
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
+use crate::deposit::Export;
 use crate::error::Error;
 use crate::map::check_range;
 use crate::wire::connection::Connection;
 use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::object::ObjectCreateHead;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -63,24 +65,47 @@ impl Group {
         deadline: Deadline,
     ) -> Result<Self, Error> {
         let connection = whose.client.connection("create", deadline)?;
-        let mut layout = Layout::of(members, &place, options.room_bytes)?;
-        let places = layout.members.clone();
-        let items = wire::Items::of(members, &places)?;
-        let memory = GroupMemory::new(&whose.client, &place, &mut layout)?;
-        let head = memory.head(whose.flags(), options, &place, layout.size_bytes);
-        let first = items.first_chunk(size_of_val(&head));
-        let end = first.end;
-        let export = memory.export(&place)?;
-        let created = wire::create(&connection, &head, &items, first, export.as_fd(), deadline)?;
+        let (mut group, head, items) = Self::plan(whose, connection, members, &place, options)?;
+        let create = Making::Create(&head, &items);
+        let export = group.export(&place)?;
+        let created = create.ask(&group.connection, Some(export.as_fd()), deadline)?;
         drop(export);
-        let (whose, number) = (whose.clone(), created.group);
-        let outlives_maker = options.keep.is_some() || options.pin == Some(true) || options.outlive;
-        let ends_with_broker = outlives_maker && created.kept_ends_with_broker;
-        let group =
-            Group { whose, connection, number, ends_with_broker, layout, memory, is_over: false };
-        // From here on its drop gives it up.
-        wire::add(&group.connection, number, &items, end, deadline)?;
+        group.begun(created);
+        wire::add(&group.connection, group.number, &items, create.end(), deadline)?;
         Ok(group)
+    }
+
+    /// A group of which the broker knows nothing yet, and what it is to be told.
+    pub(super) fn plan(
+        whose: &Whose,
+        connection: Arc<Connection>,
+        members: &[NewObject<'_>],
+        place: &Place<'_>,
+        options: ObjectOptions,
+    ) -> Result<(Self, ObjectCreateHead, Items), Error> {
+        let mut layout = Layout::of(members, place, options.room_bytes)?;
+        let items = Items::of(members, &layout.members)?;
+        let memory = GroupMemory::new(&whose.client, place, &mut layout)?;
+        let head = memory.head(whose.flags(), options, place, layout.size_bytes);
+        let ends_with_broker =
+            options.keep.is_some() || options.pin == Some(true) || options.outlive;
+        let (whose, number, is_over) = (whose.clone(), 0, true);
+        let group = Group { whose, connection, number, ends_with_broker, layout, memory, is_over };
+        Ok((group, head, items))
+    }
+
+    /// The broker knows of it. From here on its drop gives it up.
+    pub(super) fn begun(&mut self, created: Made) {
+        (self.number, self.is_over) = (created.number, false);
+        self.ends_with_broker &= created.kept_ends_with_broker;
+    }
+
+    pub(super) fn export<'a>(&'a self, place: &Place<'a>) -> Result<Export<'a>, Error> {
+        self.memory.export(place)
+    }
+
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
     /// The broker's number of it, as in [`crate::ObjectInfo::group`].
@@ -114,6 +139,7 @@ impl Group {
         objects: &[NewObject<'_>],
         deadline: Deadline,
     ) -> Result<Range<usize>, Error> {
+        self.whose.client.check_may_wait("add")?;
         self.check_connection("add")?;
         let placed = self.layout.plan(objects)?;
         let items = wire::Items::of(objects, &placed)?;
@@ -189,17 +215,32 @@ impl Group {
     }
 
     fn seal_when_done(
-        mut self,
+        self,
         work: Option<MakersWork>,
         deadline: Deadline,
     ) -> Result<u64, SealError> {
+        if let Err(error) = self.whose.client.check_may_wait("seal") {
+            return Err(SealError { error, group: None });
+        }
+        let group = Box::new(self.seal_memory(work)?);
+        let made = Making::Seal(group.number).ask(&group.connection, None, deadline);
+        group.sealed(made.map(|it| it.number))
+    }
+
+    /// Seals its memory, which the broker does not hear of.
+    pub(super) fn seal_memory(mut self, work: Option<MakersWork>) -> Result<Self, SealError> {
         if let Err(error) = self.check_connection("seal") {
             return Err(SealError { error, group: None });
         }
-        if let Err(error) = self.memory.settle(work).and_then(|()| self.memory.seal()) {
-            return Err(SealError { error, group: Some(Box::new(self)) });
+        match self.memory.settle(work).and_then(|()| self.memory.seal()) {
+            Ok(()) => Ok(self),
+            Err(error) => Err(SealError { error, group: Some(Box::new(self)) }),
         }
-        match wire::seal(&self.connection, self.number, deadline) {
+    }
+
+    /// What the broker has answered to the seal: the version.
+    pub(super) fn sealed(mut self: Box<Self>, made: Result<u64, Error>) -> Result<u64, SealError> {
+        match made {
             Ok(version) => {
                 self.is_over = true;
                 Ok(version)
@@ -209,7 +250,7 @@ impl Group {
                 let is_lost =
                     matches!(error.code, Aborted | NotConnected | Protocol | Sealed | TimedOut);
                 let error = self.named(error);
-                let group = (!is_lost).then(|| Box::new(self));
+                let group = (!is_lost).then_some(self);
                 Err(SealError { error, group })
             }
         }
@@ -219,9 +260,9 @@ impl Group {
     /// message without an answer.
     pub fn abort(self) {}
 
-    /// Its connection is the one of the moment, and the caller may wait for it.
+    /// Its connection is the one of the moment.
     fn check_connection(&self, what: &str) -> Result<(), Error> {
-        let now = self.whose.client.connection(what, Deadline::from_ms(0))?;
+        let now = self.whose.client.usable(what)?;
         if Arc::ptr_eq(&now, &self.connection) {
             Ok(())
         } else {

@@ -11,6 +11,7 @@ mod list;
 mod memory;
 mod object;
 mod options;
+mod started;
 mod watch;
 mod wire;
 
@@ -21,6 +22,7 @@ pub use info::ObjectInfo;
 pub use list::ObjectList;
 pub use object::Object;
 pub use options::{NewObject, ObjectOptions, Place, PutObject, Touch};
+pub use started::{CreateRequest, GroupRequest, SealRequest};
 pub use watch::{Watch, WatchEvent};
 
 use crate::api::client::Client;
@@ -39,6 +41,7 @@ use fdbroker_protocol::limits::MAX_GROUP;
 use memory::{Layout, write_sealed};
 use options::Whose;
 use std::sync::Arc;
+use wire::Making;
 
 /// The named objects of this client's domain or job; clones share the cache of
 /// [`Objects::get_cached`].
@@ -118,6 +121,25 @@ impl Objects {
         Group::create(&self.whose, objects, place, options, deadline)
     }
 
+    /// Starts to begin a group, without waiting for the broker: see [`GroupRequest`]. The memory is
+    /// made inside this call. Its fd, or the caller's, is duplicated until the broker has it. May
+    /// be called in a callback.
+    ///
+    /// To put without waiting: write to the group, and [`Group::seal_start`].
+    ///
+    /// # Errors
+    /// When nothing was started: TOO_LONG, BAD_HANDLE, NOT_SUPPORTED, INTERNAL, LOCAL_FD_LIMIT,
+    /// NOT_CONNECTED, as [`Objects::create`]. All else is said by [`GroupRequest::test`].
+    pub fn create_start(
+        &self,
+        objects: &[NewObject<'_>],
+        place: Place<'_>,
+        options: ObjectOptions,
+        deadline: Deadline,
+    ) -> Result<CreateRequest, Error> {
+        started::create(&self.whose, objects, place, options, deadline)
+    }
+
     /// Makes one host object of these bytes, sealed; its version.
     ///
     /// # Errors
@@ -149,14 +171,13 @@ impl Objects {
         let fd = write_sealed(&layout, objects)?;
         let file = fd.proved().ok_or_else(closed_here)?;
         let head = wire::host_head(self.whose.flags(), options, layout.size_bytes);
-        let first = items.first_chunk(size_of_val(&head));
-        let end = first.end;
-        let number = wire::create(&connection, &head, &items, first, file, deadline)?.group;
+        let create = Making::Create(&head, &items);
+        let number = create.ask(&connection, Some(file), deadline)?.number;
         drop(fd);
-        let sealed = wire::add(&connection, number, &items, end, deadline)
-            .and_then(|()| wire::seal(&connection, number, deadline));
+        let sealed = wire::add(&connection, number, &items, create.end(), deadline)
+            .and_then(|()| Making::Seal(number).ask(&connection, None, deadline));
         // Of one that is sealed the broker says that it is.
-        sealed.inspect_err(|_| connection.post(OneWay::Abort(number)))
+        sealed.map(|it| it.number).inspect_err(|_| connection.post(OneWay::Abort(number)))
     }
 
     /// Makes any number, in groups of 253: the version of each, in their order.

@@ -180,6 +180,45 @@ pub(crate) fn claim(
     }
 }
 
+/// What [`claim_start`] has come to.
+pub(crate) enum Claimed {
+    Credits(u32),
+    /// A message that asks for credit is under way: [`look_for_credit`].
+    Asked(u64),
+}
+
+/// Claims 1 to `wanted` credits without waiting; `follow`: fds that are to be sent in all. `None`:
+/// answers to others will bring some, or the message that asks for them does not fit.
+pub(crate) fn claim_start(
+    connection: &Connection,
+    wanted: u32,
+    follow: usize,
+    deadline: Deadline,
+) -> Result<Option<Claimed>, Error> {
+    match connection.credits.claim(wanted, Instant::now()) {
+        Claim::Closed => Err(connection.lost("register")),
+        Claim::TimedOut => Ok(None),
+        Claim::Granted(count) => Ok(Some(Claimed::Credits(count))),
+        Claim::Ask => {
+            let asked = Request { deposits: &[], sent: &[], follow, deadline }.start(connection);
+            // Nobody is to wait until this one is tested.
+            connection.credits.asked();
+            Ok(asked?.map(Claimed::Asked))
+        }
+    }
+}
+
+/// The answer to a message that asks for credit, if it has come.
+pub(crate) fn look_for_credit(
+    connection: &Connection,
+    id: u64,
+    deadline: Deadline,
+) -> Option<Result<(), Error>> {
+    let request = Request { deposits: &[], sent: &[], follow: 0, deadline };
+    let credits = connection.look(id, &request.call(), credits)?;
+    Some(has_credit(connection, credits))
+}
+
 /// A register of 0 items: waits until the broker has a place. The reader counts the credits of the
 /// reply.
 fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<(), Error> {
@@ -269,12 +308,6 @@ impl Request<'_> {
     /// Takes the answers to a message started, if they have come.
     pub fn look(&self, connection: &Connection, id: u64) -> Option<Result<Registrations, Error>> {
         connection.look(id, &self.call(), |reply| self.read(connection, reply))
-    }
-
-    /// The same of one that asks for credit.
-    pub fn look_for_credit(&self, connection: &Connection, id: u64) -> Option<Result<(), Error>> {
-        let credits = connection.look(id, &self.call(), credits)?;
-        Some(has_credit(connection, credits))
     }
 
     fn read(

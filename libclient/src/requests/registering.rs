@@ -2,14 +2,13 @@
 //! never block, send an fd without credit, nor lose a registration: what comes too late is undone.
 
 use super::acquire::is_final;
-use super::register::Request;
+use super::register::{Claimed, Request, claim_start, look_for_credit};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
-use crate::wire::credits::Claim;
 use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -89,7 +88,7 @@ impl Registering {
                     }
                     Err(error) => self.fail_open(&error),
                 },
-                Step::Credit(id) => match self.request(&[]).look_for_credit(&self.connection, id) {
+                Step::Credit(id) => match look_for_credit(&self.connection, id, self.deadline) {
                     None => {
                         self.step = Step::Credit(id);
                         return false;
@@ -131,17 +130,11 @@ impl Registering {
         let connection = Arc::clone(&self.connection);
         let most = self.open.len().min(connection.facts.max_batch);
         let most = u32::try_from(most).expect("at most 253");
-        match connection.credits.claim(most, Instant::now()) {
-            Claim::Closed => Err(connection.lost("register")),
+        match claim_start(&connection, most, self.open.len(), self.deadline)? {
             // Answers to others will bring some.
-            Claim::TimedOut => Ok(None),
-            Claim::Ask => {
-                let asked = self.request(&[]).start(&connection);
-                // Nobody is to wait until this one is tested.
-                connection.credits.asked();
-                Ok(asked?.map(Step::Credit))
-            }
-            Claim::Granted(count) => {
+            None => Ok(None),
+            Some(Claimed::Asked(id)) => Ok(Some(Step::Credit(id))),
+            Some(Claimed::Credits(count)) => {
                 self.fail_closed();
                 let chunk: Vec<usize> = self.open.iter().take(count as usize).copied().collect();
                 let deposits = chunk.iter().map(|index| &self.deposits[*index]);

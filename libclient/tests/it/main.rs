@@ -19,6 +19,7 @@ mod joining;
 mod level_zero;
 mod lifetime;
 mod memory;
+mod object_requests;
 mod objects;
 mod process;
 mod remedies;

@@ -24,15 +24,15 @@ const HOSTS: Facts = Facts::new(MemoryKind::Memfd, 4096);
 /// Memory of a GPU that its owner has not named.
 const OF_SOME_GPU: Facts = HOSTS.kind(MemoryKind::CudaVmm);
 
-fn plain() -> ObjectOptions {
+pub fn plain() -> ObjectOptions {
     ObjectOptions::default()
 }
 
 /// Name, offset, size and metadata of an object.
-type Item = (String, u64, u64, Vec<u8>);
+pub type Item = (String, u64, u64, Vec<u8>);
 
 /// A create as the broker reads it: its head, and its objects.
-fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
+pub fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
     assert_eq!(request.kind, Kind::ObjectCreate);
     request.message(|message| {
         let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>().unwrap();
@@ -45,7 +45,7 @@ fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
 }
 
 impl Peer {
-    fn answer_create(&self, request: &Received, group: u64) {
+    pub fn answer_create(&self, request: &Received, group: u64) {
         let body =
             ObjectCreated { group: group.into(), deposit_credits: 8.into(), flags: 0.into() };
         let mut writer = Writer::new();
@@ -53,7 +53,7 @@ impl Peer {
         self.send(writer.finish(0, 0), &[]);
     }
 
-    fn answer_seal(&self, request: &Received, version: u64) {
+    pub fn answer_seal(&self, request: &Received, version: u64) {
         assert_eq!(request.kind, Kind::ObjectSeal);
         let mut writer = Writer::new();
         let body = ObjectSealed { version: version.into() };
@@ -61,7 +61,7 @@ impl Peer {
         self.send(writer.finish(0, 0), &[]);
     }
 
-    fn answer_statuses(&self, request: &Received, statuses: &[Status]) {
+    pub fn answer_statuses(&self, request: &Received, statuses: &[Status]) {
         let mut writer = Writer::new();
         writer.start(Kind::ObjectReply, request.id);
         statuses.iter().for_each(|status| _ = writer.push(&status.to_bytes()));
@@ -163,7 +163,7 @@ fn sealed(bytes: &[u8]) -> OwnedFd {
     std::fs::File::open(path).unwrap().into()
 }
 
-fn client() -> (FakeBroker, Client, Peer, Objects) {
+pub fn client() -> (FakeBroker, Client, Peer, Objects) {
     let broker = FakeBroker::listen();
     let (client, peer) = broker.client();
     let objects = client.objects();

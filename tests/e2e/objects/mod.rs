@@ -16,6 +16,7 @@ mod making;
 mod mapped;
 mod names;
 mod sealing;
+mod starts;
 mod successors;
 mod touching;
 mod users;

@@ -19,21 +19,27 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Objects that are to be made, checked.
-pub struct Items<'a> {
-    objects: &'a [NewObject<'a>],
-    places: &'a [Range<u64>],
+/// Objects that are to be made, checked, and as they are sent.
+#[derive(Debug)]
+pub struct Items(Vec<Item>);
+
+#[derive(Debug)]
+struct Item {
+    head: ObjectItem,
+    /// Its name, and its metadata.
+    text: Box<[u8]>,
 }
 
-impl<'a> Items<'a> {
-    pub fn of(objects: &'a [NewObject<'a>], places: &'a [Range<u64>]) -> Result<Self, Error> {
+impl Items {
+    pub fn of(objects: &[NewObject<'_>], places: &[Range<u64>]) -> Result<Self, Error> {
         debug_assert_eq!(objects.len(), places.len());
         if objects.len() > MAX_GROUP {
             let context = format!("create: {} objects in a group", objects.len());
             return Err(Error::new(ErrorCode::TooLong, context));
         }
+        let mut items = Vec::with_capacity(objects.len());
         let mut names = HashSet::with_capacity(objects.len());
-        for object in objects {
+        for (object, place) in objects.iter().zip(places) {
             check_name("create", object.name)?;
             if object.metadata.len() > METADATA_BYTES {
                 let bytes = object.metadata.len();
@@ -45,48 +51,45 @@ impl<'a> Items<'a> {
                 let why = "the objects of a group have names of their own";
                 return Err(Error::new(ErrorCode::BadHandle, context).because(why));
             }
-        }
-        Ok(Items { objects, places })
-    }
-
-    /// Those that go with the head of a create.
-    pub fn first_chunk(&self, head: usize) -> Range<usize> {
-        self.chunk(0, head)
-    }
-
-    pub(super) fn chunk(&self, begin: usize, head: usize) -> Range<usize> {
-        let size = |object: &NewObject<'_>| {
-            size_of::<ObjectItem>() + object.name.len() + object.metadata.len()
-        };
-        chunk(begin, self.objects[begin..].iter().map(size), head)
-    }
-
-    pub(super) fn write(&self, writer: &mut Writer, range: Range<usize>) -> usize {
-        for at in range.clone() {
-            let (object, place) = (&self.objects[at], &self.places[at]);
-            let flags = if object.expect.is_some() { ObjectItem::EXPECT } else { 0 };
-            writer.push(&ObjectItem {
+            let head = ObjectItem {
                 offset: place.start.into(),
                 size_bytes: (place.end - place.start).into(),
                 expect: object.expect.unwrap_or(0).into(),
                 metadata_len: u16::try_from(object.metadata.len()).expect("checked").into(),
                 name_len: name_len(object.name),
-                flags,
+                flags: if object.expect.is_some() { ObjectItem::EXPECT } else { 0 },
                 reserved: 0.into(),
-            });
-            writer.push(object.name.as_bytes());
-            writer.push(object.metadata);
+            };
+            let text = [object.name.as_bytes(), object.metadata].concat().into();
+            items.push(Item { head, text });
+        }
+        Ok(Items(items))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Those from this one on that one message has room for, behind a head of so many bytes.
+    pub fn chunk(&self, begin: usize, head: usize) -> Range<usize> {
+        chunk(begin, self.0[begin..].iter().map(|it| size_of::<ObjectItem>() + it.text.len()), head)
+    }
+
+    pub(super) fn write(&self, writer: &mut Writer, range: Range<usize>) -> usize {
+        for item in &self.0[range.clone()] {
+            writer.push(&item.head).push(&*item.text);
         }
         range.len()
     }
 
     /// Names the object whose index the broker has said.
-    pub(super) fn named(&self, error: Error, begin: usize) -> Error {
+    fn named(&self, error: Error, begin: usize) -> Error {
         let index = error.status.map_or(0, |status| status.value);
-        let at = usize::try_from(index).ok().and_then(|index| self.objects.get(begin + index));
-        match (error.code, at) {
-            (ErrorCode::Exists, Some(object)) => {
-                Error { context: format!("create {}", object.name), ..error }
+        let item = usize::try_from(index).ok().and_then(|index| self.0.get(begin + index));
+        match (error.code, item) {
+            (ErrorCode::Exists, Some(item)) => {
+                let name = String::from_utf8_lossy(&item.text[..item.head.name_len.into()]);
+                Error { context: format!("create {name}"), ..error }
             }
             _ => error,
         }
@@ -130,54 +133,146 @@ pub(super) fn to_ms(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// A group that was begun.
-#[derive(Clone, Copy, Debug)]
-pub struct Created {
-    /// The group's number, by which it is added to, sealed and aborted; of this connection alone.
-    pub group: u64,
-    /// Kept groups end with this broker.
+/// One of the messages that make a group.
+#[derive(Clone, Debug)]
+pub enum Making<'a> {
+    /// Begins a group with the first of the items, as many as go with the head.
+    Create(&'a ObjectCreateHead, &'a Items),
+    /// Adds items to a group.
+    Add(u64, &'a Items, Range<usize>),
+    /// Seals a group.
+    Seal(u64),
+}
+
+/// What such a message is answered.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Made {
+    /// Of a create the group's number, by which it is added to, sealed and aborted; of this
+    /// connection alone. Of a seal the version.
+    pub number: u64,
+    /// Kept groups end with this broker: known after a create.
     pub kept_ends_with_broker: bool,
 }
 
-pub fn create(
-    connection: &Connection,
-    head: &ObjectCreateHead,
-    items: &Items<'_>,
-    first: Range<usize>,
-    fd: BorrowedFd<'_>,
-    deadline: Deadline,
-) -> Result<Created, Error> {
-    let call = Call::new("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline);
-    let call = Call { deposits: 1, ..call };
-    // The credit was taken back, or what others have ended under the name is still to be swept.
-    let created = connection.until_ready(deadline, || {
-        claim(connection, 1, deadline)?;
-        let write = |writer: &mut Writer| {
-            writer.push(head);
-            items.write(writer, first.clone())
-        };
-        let read = |reply: Reply<'_>| {
-            let created = reply.message.body_as::<ObjectCreated>()?;
-            let ends = created.flags.get() & ObjectCreated::KEPT_ENDS_WITH_BROKER != 0;
-            Ok(Created { group: created.group.get(), kept_ends_with_broker: ends })
-        };
-        connection.call(call, &[fd], write, read)
-    });
-    created.map_err(|error| items.named(error, first.start))
+impl<'a> Making<'a> {
+    /// Adds the objects from this one on, as many as one message has.
+    pub fn add(group: u64, items: &'a Items, begin: usize) -> Self {
+        Making::Add(group, items, items.chunk(begin, size_of::<ObjectGroup>()))
+    }
+
+    /// The first object that is not in this message.
+    pub fn end(&self) -> usize {
+        match self {
+            Making::Create(head, items) => items.chunk(0, size_of_val(*head)).end,
+            Making::Add(_, _, range) => range.end,
+            Making::Seal(_) => 0,
+        }
+    }
+
+    fn call(&self, deadline: Deadline) -> Call<'static> {
+        let call = |what, kind, answer| Call::new(what, kind, answer, deadline);
+        match self {
+            Making::Create(..) => {
+                Call { deposits: 1, ..call("create", Kind::ObjectCreate, Kind::ObjectCreated) }
+            }
+            Making::Add(..) => call("add", Kind::ObjectAdd, Kind::ObjectReply),
+            Making::Seal(_) => call("seal", Kind::ObjectSeal, Kind::ObjectSealed),
+        }
+    }
+
+    fn write(&self, writer: &mut Writer) -> usize {
+        let of_group = |group: u64| ObjectGroup { group: group.into() };
+        match self {
+            Making::Create(head, items) => items.write(writer.push(*head), 0..self.end()),
+            Making::Add(group, items, range) => {
+                items.write(writer.push(&of_group(*group)), range.clone())
+            }
+            Making::Seal(group) => {
+                writer.push(&of_group(*group));
+                0
+            }
+        }
+    }
+
+    fn read(&self, reply: Reply<'_>) -> Result<Result<Made, Error>, DecodeError> {
+        Ok(Ok(match self {
+            Making::Create(..) => {
+                let created = reply.message.body_as::<ObjectCreated>()?;
+                let ends = created.flags.get() & ObjectCreated::KEPT_ENDS_WITH_BROKER != 0;
+                Made { number: created.group.get(), kept_ends_with_broker: ends }
+            }
+            Making::Add(..) => {
+                return Ok(to_result(one_status(reply)?, "add").map(|()| Made::default()));
+            }
+            Making::Seal(_) => {
+                let number = reply.message.body_as::<ObjectSealed>()?.version.get();
+                Made { number, ..Made::default() }
+            }
+        }))
+    }
+
+    fn named(&self, error: Error) -> Error {
+        match self {
+            Making::Create(_, items) => items.named(error, 0),
+            Making::Add(_, items, range) => items.named(error, range.start),
+            Making::Seal(_) => error,
+        }
+    }
+
+    /// Sends it, and waits for the answer. `fd`: that of a create.
+    pub fn ask(
+        &self,
+        connection: &Connection,
+        fd: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+    ) -> Result<Made, Error> {
+        // The credit was taken back, another broker takes over, or what others have ended under the
+        // name is still to be swept.
+        let made = connection.until_ready(deadline, || {
+            let call = self.call(deadline);
+            if call.deposits > 0 {
+                claim(connection, 1, deadline)?;
+            }
+            let read = |reply: Reply<'_>| self.read(reply);
+            connection.call(call, fd.as_slice(), |writer| self.write(writer), read).flatten()
+        });
+        made.map_err(|error| self.named(error))
+    }
+
+    /// Sends it, with the credit that was claimed for a create; `None`: it does not fit now.
+    pub fn start(
+        &self,
+        connection: &Connection,
+        fd: Option<BorrowedFd<'_>>,
+        deadline: Deadline,
+    ) -> Result<Option<u64>, Error> {
+        connection.start(&self.call(deadline), fd.as_slice(), |writer| self.write(writer))
+    }
+
+    /// The answer to one that was started, if it has come.
+    pub fn look(
+        &self,
+        connection: &Connection,
+        id: u64,
+        deadline: Deadline,
+    ) -> Option<Result<Made, Error>> {
+        let answer = connection.look(id, &self.call(deadline), |reply| self.read(reply))?;
+        Some(answer.flatten().map_err(|error| self.named(error)))
+    }
 }
 
 /// Adds the objects from this one on, in as many messages as it takes.
 pub fn add(
     connection: &Connection,
     group: u64,
-    items: &Items<'_>,
+    items: &Items,
     mut begin: usize,
     deadline: Deadline,
 ) -> Result<(), Error> {
-    while begin < items.objects.len() {
-        let range = items.chunk(begin, size_of::<ObjectGroup>());
-        begin = range.end;
-        add_some(connection, group, items, range, deadline)?;
+    while begin < items.len() {
+        let message = Making::add(group, items, begin);
+        begin = message.end();
+        message.ask(connection, None, deadline)?;
     }
     Ok(())
 }
@@ -186,36 +281,17 @@ pub fn add(
 pub fn add_all(
     connection: &Connection,
     group: u64,
-    items: &Items<'_>,
+    items: &Items,
     deadline: Deadline,
 ) -> Result<(), Error> {
-    let range = items.chunk(0, size_of::<ObjectGroup>());
-    if range.len() == items.objects.len() {
-        add_some(connection, group, items, range, deadline)
+    let message = Making::add(group, items, 0);
+    if message.end() == items.len() {
+        message.ask(connection, None, deadline).map(drop)
     } else {
-        let context = format!("add: {} objects", items.objects.len());
+        let context = format!("add: {} objects", items.len());
         let why = "their names and metadata exceed one message of 32 KiB; add less at a time";
         Err(Error::new(ErrorCode::TooLong, context).because(why))
     }
-}
-
-fn add_some(
-    connection: &Connection,
-    group: u64,
-    items: &Items<'_>,
-    range: Range<usize>,
-    deadline: Deadline,
-) -> Result<(), Error> {
-    let begin = range.start;
-    let write = |writer: &mut Writer| {
-        writer.push(&ObjectGroup { group: group.into() });
-        items.write(writer, range.clone())
-    };
-    let call = Call::new("add", Kind::ObjectAdd, Kind::ObjectReply, deadline);
-    // What others have ended under the name is still to be swept.
-    let added = connection
-        .until_ready(deadline, || to_result(connection.call(call, &[], write, one_status)?, "add"));
-    added.map_err(|error| items.named(error, begin))
 }
 
 pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
@@ -226,16 +302,4 @@ pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
 
 pub(super) fn to_result(status: Status, context: impl Into<String>) -> Result<(), Error> {
     if status.is_ok() { Ok(()) } else { Err(Error::from_status(status, context)) }
-}
-
-/// Seals a group; its version.
-pub fn seal(connection: &Connection, group: u64, deadline: Deadline) -> Result<u64, Error> {
-    let call = Call::new("seal", Kind::ObjectSeal, Kind::ObjectSealed, deadline);
-    let write = |writer: &mut Writer| {
-        writer.push(&ObjectGroup { group: group.into() });
-        0
-    };
-    let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
-    // Another broker takes over.
-    connection.until_ready(deadline, || connection.call(call, &[], write, read))
 }

@@ -1,0 +1,116 @@
+//! Groups begun and sealed without waiting, with the real daemon: cancelled a thousand times, in
+//! the way of a full cap, over the end of a broker.
+
+use crate::support::broker::{Broker, Setup};
+use crate::support::wait::{eventually, patience, soon};
+use fdbroker_client::{
+    Client, CreateRequest, Deadline, Error, ErrorCode, GroupRequest, NewObject, ObjectOptions,
+    Objects, Place, Progress,
+};
+use std::thread;
+
+fn start(objects: &Objects, name: &str, deadline: Deadline) -> Result<CreateRequest, Error> {
+    let new = [NewObject::new(name, 100)];
+    objects.create_start(&new, Place::Host, ObjectOptions::default(), deadline)
+}
+
+fn done<T>(mut request: GroupRequest<T>) -> T {
+    loop {
+        match request.test() {
+            Progress::UnderWay(under_way) => request = under_way,
+            Progress::Done(outcome) => return outcome,
+        }
+        thread::yield_now();
+    }
+}
+
+/// Nothing is charged or in the making.
+fn is_empty(broker: &Broker, objects: &Objects) -> bool {
+    let uses = broker.status().uses;
+    let counts = [uses.allocations, uses.held_fds, uses.parked_requests, uses.object_names];
+    counts.iter().all(|count| count.now.get() == 0) && objects.list("", patience()).next().is_none()
+}
+
+#[test]
+fn cancel_when_a_thousand_starts_are_cancelled_at_any_moment_then_nothing_is_left() {
+    let broker = Broker::start();
+    let client: Client = broker.client("maker");
+    let objects = client.objects();
+    let settled = broker.settled_fds();
+    for turn in 0..1000 {
+        let mut request = start(&objects, "cancelled", patience()).expect("it starts");
+        // None, one and all of its messages are on their way.
+        if turn % 3 == 0 {
+            drop(request);
+            continue;
+        }
+        if turn % 3 == 1 {
+            match request.test() {
+                Progress::UnderWay(under_way) => request = under_way,
+                Progress::Done(outcome) => drop(outcome),
+            }
+            continue;
+        }
+        // The ones before may still have the name.
+        let Ok(group) = done(request) else { continue };
+        drop(group.seal_start(patience()).expect("nothing has it mapped"));
+        // It may be sealed by then.
+        let _ = objects.delete("cancelled", None, patience());
+    }
+    eventually("what was sealed all the same is there", || {
+        let _ = objects.delete("cancelled", None, patience());
+        is_empty(&broker, &objects)
+    });
+    eventually("no fd is left", || broker.settled_fds() == settled);
+    let group = done(start(&objects, "next", patience()).expect("it starts")).expect("a group");
+    done(group.seal_start(patience()).expect("nothing has it mapped")).expect("it is sealed");
+}
+
+#[test]
+fn create_start_when_a_cap_is_full_then_it_waits_for_room_or_names_the_cap() {
+    let broker =
+        Setup::new().config("[caps.node]\nheld_fds = 3\n[limits]\nbase_credits = 0").start();
+    let (client, other) = (broker.client("maker"), broker.client("other"));
+    let objects = other.objects();
+    let mut full = Vec::new();
+    loop {
+        let made = done(start(&objects, &format!("full/{}", full.len()), soon()).expect("starts"));
+        match made {
+            Ok(group) => full.push(group),
+            Err(error) => {
+                assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
+                break;
+            }
+        }
+    }
+    let objects = client.objects();
+    let cancelled = start(&objects, "cancelled", patience()).expect("it starts");
+    let waiting = start(&objects, "waiting", patience()).expect("it starts");
+    eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);
+    cancelled.cancel();
+    eventually("one waits", || broker.status().uses.parked_requests.now.get() == 1);
+    drop(full);
+    drop(done(waiting).expect("there is room"));
+}
+
+#[test]
+fn start_when_the_broker_is_killed_then_not_connected_and_the_next_one_serves() {
+    let mut broker = Broker::start();
+    let client = broker.client("maker");
+    let objects = client.objects();
+    let group = done(start(&objects, "sealing", patience()).expect("it starts")).expect("a group");
+    broker.stop();
+    let creating = start(&objects, "creating", patience()).expect("it starts");
+    let sealing = group.seal_start(patience()).expect("nothing has it mapped");
+    broker.kill();
+    broker.restart();
+    let error = done(creating).expect_err("its broker is gone");
+    assert_eq!(error.code, ErrorCode::NotConnected, "{error}");
+    let failure = done(sealing).expect_err("its broker is gone");
+    assert!(failure.group.is_none(), "{failure}");
+    eventually("it is connected again", || client.is_connected());
+    let uses = broker.status().uses;
+    assert_eq!((uses.object_names.now.get(), uses.held_fds.now.get()), (0, 0));
+    let group = done(start(&objects, "sealing", patience()).expect("it starts")).expect("a group");
+    done(group.seal_start(patience()).expect("nothing has it mapped")).expect("it is sealed");
+}
