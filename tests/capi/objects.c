@@ -222,6 +222,127 @@ static void a_get_started_waits_without_blocking_and_can_be_cancelled(void) {
   OK(fdbroker_close(context));
 }
 
+static fdbroker_code_t created(fdbroker_request_t *request, fdbroker_object_group_t **group) {
+  fdbroker_code_t code;
+  unsigned waited = 0;
+  while ((code = fdbroker_object_create_test(request, group)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  return code;
+}
+
+static fdbroker_code_t sealed(fdbroker_request_t *request, uint64_t *version) {
+  fdbroker_code_t code;
+  unsigned waited = 0;
+  while ((code = fdbroker_object_seal_test(request, version)) == FDBROKER_AGAIN && waited++ < SOON) nap_ms(1);
+  return code;
+}
+
+static void a_group_is_begun_and_sealed_without_blocking_with(uint32_t flags) {
+  fdbroker_t *maker = open_with(&broker, flags), *reader = open_at(&broker);
+  fdbroker_new_object_t objects[2] = {new_object("started/a", 3), new_object("started/b", 5000)};
+  fdbroker_object_options_t elsewhere = with_flags(0);
+  fdbroker_object_group_t *group;
+  fdbroker_request_t *request, *other;
+  uint64_t version = 0;
+  elsewhere.place = 77;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_create_start(maker, 2, objects, &elsewhere, SOON, &request));
+  CHECK(request == NULL);
+  int before = open_fds();
+  OK(fdbroker_object_create_start(maker, 2, objects, NULL, SOON, &request));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_create_test(request, NULL));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_seal_test(request, &version));
+  OK(created(request, &group));
+  CHECK(open_fds() == before + 1);
+  OK(fdbroker_object_write(group, 0, 0, "abc", 3));
+  /* The second of one name. */
+  OK(fdbroker_object_create_start(maker, 1, objects, NULL, SOON, &request));
+  fdbroker_object_group_t *none;
+  CODE(FDBROKER_EXISTS, created(request, &none));
+  CHECK(none == NULL && strstr(fdbroker_last_error(), "started/a") != NULL);
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_seal_start(group, 3, NULL, SOON, &request));
+  CODE(FDBROKER_NOT_SUPPORTED, fdbroker_object_seal_start(group, FDBROKER_WORK_STREAM, NULL, SOON, &request));
+  CHECK(request == NULL);
+  OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+  CODE(FDBROKER_ABORTED, fdbroker_object_seal_start(group, 0, NULL, SOON, &other));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_create_test(request, &none));
+  OK(sealed(request, &version));
+  CODE(FDBROKER_SEALED, fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+  OK(fdbroker_object_close(group));
+  fdbroker_object_t got = get(reader, "started/a");
+  CHECK(got.version == version && version > 0 && is(&got, "abc"));
+  OK(fdbroker_object_release(reader, &got));
+  CHECK(open_fds() == before);
+  OK(fdbroker_close(reader));
+  OK(fdbroker_close(maker));
+  EVENTUALLY(ledger(&broker, "allocations") == 0);
+}
+
+static void a_group_is_begun_and_sealed_without_blocking(void) { a_group_is_begun_and_sealed_without_blocking_with(0); }
+
+static void so_it_is_in_dispatch_mode(void) { a_group_is_begun_and_sealed_without_blocking_with(FDBROKER_OPEN_DISPATCH); }
+
+static void a_group_started_tells_and_is_sealed_again_when_its_name_is_free(void) {
+  fdbroker_t *maker = open_at(&broker), *other = open_at(&broker);
+  fdbroker_new_object_t first = bytes_object("told", "first"), late = new_object("told", 1);
+  fdbroker_object_options_t replace = with_flags(FDBROKER_OBJECT_REPLACE);
+  const char *name = "told";
+  fdbroker_object_group_t *group;
+  fdbroker_request_t *request;
+  fdbroker_due_t *due;
+  uint64_t token = 0, version = 0;
+  OK(fdbroker_due_open(&due));
+  struct pollfd polled = {.fd = fdbroker_due_fd(due), .events = POLLIN};
+  late.flags = FDBROKER_OBJECT_EXPECT;
+  OK(fdbroker_object_create_start(maker, 1, &late, NULL, SOON, &request));
+  OK(fdbroker_request_tell(request, due, 5));
+  CHECK(fdbroker_request_due_ms(request) > 0);
+  CHECK(poll(&polled, 1, (int)SOON) == 1);
+  OK(fdbroker_due_take(due, &token));
+  CHECK(token == 5);
+  OK(fdbroker_object_create_test(request, &group));
+  OK(fdbroker_object_put(other, 1, &first, &replace, SOON, NULL));
+  OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+  CODE(FDBROKER_VERSION, sealed(request, &version));
+  OK(fdbroker_object_delete(other, 1, &name, NULL, 0, SOON, NULL));
+  OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+  OK(fdbroker_request_tell(request, due, 6));
+  CHECK(poll(&polled, 1, (int)SOON) == 1);
+  OK(fdbroker_due_take(due, &token));
+  CHECK(token == 6);
+  OK(fdbroker_object_seal_test(request, &version));
+  CHECK(version > 0);
+  OK(fdbroker_object_close(group));
+  OK(fdbroker_due_close(due));
+  OK(fdbroker_close(other));
+  OK(fdbroker_close(maker));
+  EVENTUALLY(ledger(&broker, "allocations") == 0);
+}
+
+static void groups_cancelled_leave_nothing(void) {
+  fdbroker_t *maker = open_at(&broker);
+  fdbroker_new_object_t object = new_object("cancelled", 1);
+  fdbroker_object_options_t replace = with_flags(FDBROKER_OBJECT_REPLACE);
+  fdbroker_object_group_t *group;
+  fdbroker_request_t *request;
+  int before = open_fds();
+  for (int turn = 0; turn < 1000; turn++) {
+    OK(fdbroker_object_create_start(maker, 1, &object, &replace, SOON, &request));
+    if (turn % 2 == 0) {
+      OK(fdbroker_request_cancel(request));
+      continue;
+    }
+    OK(created(request, &group));
+    OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+    OK(fdbroker_request_cancel(request));
+    CODE(FDBROKER_ABORTED, fdbroker_object_write(group, 0, 0, "x", 1));
+    OK(fdbroker_object_close(group));
+  }
+  CHECK(open_fds() == before);
+  /* What was sealed all the same. */
+  EVENTUALLY(ledger(&broker, "object_names") <= 1);
+  OK(fdbroker_close(maker));
+  EVENTUALLY(ledger(&broker, "object_names") == 0 && ledger(&broker, "allocations") == 0);
+}
+
 static void memory_that_is_mapped_is_busy_and_can_be_sealed_later(void) {
   fdbroker_t *context = open_at(&broker);
   int fd = memfd_create("objects", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -374,6 +495,10 @@ int main(void) {
   RUN(a_version_lasts_as_the_one_that_it_replaces_unless_told_otherwise);
   RUN(metadata_comes_whole_or_says_how_much_there_is);
   RUN(a_get_started_waits_without_blocking_and_can_be_cancelled);
+  RUN(a_group_is_begun_and_sealed_without_blocking);
+  RUN(so_it_is_in_dispatch_mode);
+  RUN(a_group_started_tells_and_is_sealed_again_when_its_name_is_free);
+  RUN(groups_cancelled_leave_nothing);
   RUN(memory_that_is_mapped_is_busy_and_can_be_sealed_later);
   RUN(a_group_given_up_leaves_nothing);
   RUN(a_cached_object_needs_no_message_and_a_new_version_is_seen);

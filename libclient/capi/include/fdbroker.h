@@ -1421,11 +1421,10 @@ fdbroker_code_t fdbroker_object_get_start(fdbroker_t *broker, size_t count, cons
  * Errors: those of fdbroker_object_get(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
 fdbroker_code_t fdbroker_object_get_test(fdbroker_request_t *request, fdbroker_object_t *objects);
 
-/* From now on a request that fdbroker_import_start(), fdbroker_acquire_start() or
- * fdbroker_object_get_start() has started tells due this token when there is something to test: an
- * answer has come, or the connection has ended.
+/* From now on a request tells due this token when there is something to test: an answer has come,
+ * or the connection has ended.
  *
- * Errors: FDBROKER_INVALID_ARGUMENT (another kind of request, too). */
+ * Errors: FDBROKER_INVALID_ARGUMENT (a request of fdbroker_register_start(), too). */
 fdbroker_code_t fdbroker_request_tell(fdbroker_request_t *request, fdbroker_due_t *due, uint64_t token);
 
 /* In how many milliseconds a request is to be tested though it has not told: its deadline comes
@@ -1435,8 +1434,48 @@ uint32_t fdbroker_request_due_ms(fdbroker_request_t *request);
 
 /* Cancels a request and frees it: the broker is told, and what it has got or still gets is given
  * back (memory with a base that is registered already stays so, and the next registration of it
- * finds it). Never waits; also inside a callback. NULL: does nothing. */
+ * finds it; a group that was being sealed is given up, unless it is sealed by then). Never waits;
+ * also inside a callback. NULL: does nothing. */
 fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
+
+/* Starts to begin a group, without waiting for the broker; arguments as for
+ * fdbroker_object_create(). Otherwise as fdbroker_acquire_start(); fdbroker_object_create_test()
+ * makes progress. Memory is made inside this call, and what the pointers point to is copied. To
+ * put objects without waiting: write them, then fdbroker_object_seal_start().
+ *
+ * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE, FDBROKER_NOT_SUPPORTED,
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT. All others come from
+ * fdbroker_object_create_test(). */
+fdbroker_code_t fdbroker_object_create_start(fdbroker_t *broker, size_t count,
+    const fdbroker_new_object_t *objects, const fdbroker_object_options_t *options, uint32_t deadline_ms,
+    fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way. Otherwise it is
+ * done and freed, and *group is as after fdbroker_object_create(). Also inside a callback.
+ *
+ * Errors: those of fdbroker_object_create(); FDBROKER_INVALID_ARGUMENT (the request stays as it
+ * was). */
+fdbroker_code_t fdbroker_object_create_test(fdbroker_request_t *request, fdbroker_object_group_t **group);
+
+/* Starts to seal a group, without waiting for the broker: as fdbroker_object_seal() (what is 0),
+ * or as fdbroker_object_seal_after(). Otherwise as fdbroker_acquire_start();
+ * fdbroker_object_seal_test() makes progress. Memory is sealed inside this call, which waits for
+ * a device's work and a child that begins as those do. Until the request has ended nothing else
+ * may be done with the group; after fdbroker_request_cancel() it can only be closed.
+ *
+ * Errors: FDBROKER_SEALED_BUSY (the group is as before), FDBROKER_SEALED, FDBROKER_ABORTED,
+ * FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT.
+ * All others come from fdbroker_object_seal_test(). */
+fdbroker_code_t fdbroker_object_seal_start(fdbroker_object_group_t *group, uint32_t what, void *work,
+    uint32_t deadline_ms, fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way. Otherwise it is
+ * done and freed, and the group and *version (unless NULL) are as after fdbroker_object_seal().
+ * Also inside a callback.
+ *
+ * Errors: those of fdbroker_object_seal(); FDBROKER_INVALID_ARGUMENT (the request stays as it
+ * was). */
+fdbroker_code_t fdbroker_object_seal_test(fdbroker_request_t *request, uint64_t *version);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 

@@ -96,6 +96,10 @@
   X(fdbroker_object_write)        \
   X(fdbroker_object_seal)         \
   X(fdbroker_object_seal_after)   \
+  X(fdbroker_object_create_start) \
+  X(fdbroker_object_create_test)  \
+  X(fdbroker_object_seal_start)   \
+  X(fdbroker_object_seal_test)    \
   X(fdbroker_object_close)        \
   X(fdbroker_object_put)          \
   X(fdbroker_object_get)          \

@@ -5,7 +5,7 @@
 //! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors
 //! <- failure <- guard, sized, slot <- arenas, callbacks, due, gpus, handle <- context <- acquire,
 //! events, host, import, register, stats <- objects <- object_get, object_make,
-//! object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
+//! object_names, object_watch <- gpu, open, opener, pool, request, suspend <- object_start`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are
 //! written for the C programmer, and its types have C names.
@@ -42,6 +42,7 @@ mod notices;
 pub mod object_get;
 pub mod object_make;
 pub mod object_names;
+pub mod object_start;
 mod object_table;
 pub mod object_watch;
 pub mod objects;

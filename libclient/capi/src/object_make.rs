@@ -14,7 +14,8 @@ use crate::objects::{
 };
 use crate::sized::{Input, place, slice_mut, take_back};
 use fdbroker_client::{
-    Deadline, Error, ErrorCode, Group, MakersWork, NewObject, Place, PutObject, SealError,
+    Deadline, Error, ErrorCode, Group, MakersWork, NewObject, ObjectOptions, Objects, Place,
+    PutObject, SealError,
 };
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
@@ -66,6 +67,53 @@ unsafe fn making<'a>(
     }
 }
 
+/// The same, taken out to be sealed. It counts as lost until it is said what has become of it.
+///
+/// # Safety
+/// As for [`making`].
+pub(crate) unsafe fn taken<'a>(
+    group: *mut fdbroker_object_group_t,
+) -> Result<(&'a mut fdbroker_object_group_t, Box<Group>), Failure> {
+    // SAFETY: the caller's promise.
+    unsafe { making(group, "seal") }?;
+    // SAFETY: as above; it is not NULL, as was just seen.
+    let this = unsafe { &mut *group };
+    match std::mem::replace(&mut this.state, State::Lost) {
+        State::Making(group) => Ok((this, group)),
+        State::Sealed | State::Lost => Err(Failure::new(ErrorCode::Aborted, "seal a group")),
+    }
+}
+
+impl fdbroker_object_group_t {
+    /// For the caller to give back.
+    pub(crate) fn boxed(group: Group) -> *mut Self {
+        let state = State::Making(Box::new(group));
+        Box::into_raw(Box::new(fdbroker_object_group_t { state }))
+    }
+
+    /// Takes back a group that can be sealed again.
+    pub(crate) fn started<T>(&mut self, outcome: Result<T, SealError>) -> Result<T, Error> {
+        outcome.map_err(|SealError { error, group, .. }| {
+            if let Some(group) = group {
+                self.state = State::Making(group);
+            }
+            error
+        })
+    }
+
+    /// What a seal has come to.
+    pub(crate) fn sealed(
+        &mut self,
+        version: Option<&mut u64>,
+        outcome: Result<u64, SealError>,
+    ) -> Result<(), Failure> {
+        let sealed = self.started(outcome)?;
+        self.state = State::Sealed;
+        version.into_iter().for_each(|out| *out = sealed);
+        Ok(())
+    }
+}
+
 /// The caller's objects.
 ///
 /// # Safety
@@ -109,40 +157,52 @@ pub unsafe extern "C" fn fdbroker_object_create(
         // SAFETY: the caller's pointers, as the header states.
         let out = unsafe { place(group, "group", null_mut()) }?;
         // SAFETY: as above.
-        let (context, new, options) = unsafe {
-            let context = context(broker, "create objects")?;
-            (context, new_objects(objects, count)?, options_of(options, OF_CREATE)?)
-        };
-        let how = options.to_make()?;
-        let create = |place: Place<'_>| {
-            let deadline = Deadline::from_ms(deadline_ms);
-            let objects = objects_of(context, options.flags);
-            objects.create(&new, place, how, deadline)
-        };
-        let made = match options.place {
-            FDBROKER_PLACE_HOST => create(Place::Host)?,
-            FDBROKER_PLACE_CUDA => create(Place::Cuda(&options.cuda()?))?,
-            FDBROKER_PLACE_LEVEL_ZERO => create(Place::LevelZero(&options.level_zero()?))?,
-            FDBROKER_PLACE_FD => {
-                // SAFETY: as above.
-                let deposit = unsafe { options.deposit() }?;
-                if !is_open(options.fd) {
-                    return Err(Failure::argument(format!(
-                        "create: fd {} is not open",
-                        options.fd
-                    )));
-                }
-                // SAFETY: it is open, and the caller keeps it so over the call.
-                create(Place::Fd(unsafe { BorrowedFd::borrow_raw(options.fd) }, &deposit))?
-            }
-            place => {
-                let text = format!("create: place {place}: only FDBROKER_PLACE_* are known");
+        let made = unsafe {
+            creating(broker, count, objects, options, |objects, new, place, how| {
+                objects.create(new, place, how, Deadline::from_ms(deadline_ms))
+            })
+        }?;
+        *out = fdbroker_object_group_t::boxed(made);
+        Ok(())
+    })
+}
+
+/// Has `create` begin, or start to begin, the group that a caller asks for.
+///
+/// # Safety
+/// The pointers are as the header states.
+pub(crate) unsafe fn creating<T>(
+    broker: *mut fdbroker_t,
+    count: usize,
+    objects: *const fdbroker_new_object_t,
+    options: *const fdbroker_object_options_t,
+    create: impl FnOnce(&Objects, &[NewObject<'_>], Place<'_>, ObjectOptions) -> Result<T, Error>,
+) -> Result<T, Failure> {
+    // SAFETY: the caller's promise.
+    let (context, new, options) = unsafe {
+        let context = context(broker, "create objects")?;
+        (context, new_objects(objects, count)?, options_of(options, OF_CREATE)?)
+    };
+    let how = options.to_make()?;
+    let create = |place: Place<'_>| create(objects_of(context, options.flags), &new, place, how);
+    Ok(match options.place {
+        FDBROKER_PLACE_HOST => create(Place::Host)?,
+        FDBROKER_PLACE_CUDA => create(Place::Cuda(&options.cuda()?))?,
+        FDBROKER_PLACE_LEVEL_ZERO => create(Place::LevelZero(&options.level_zero()?))?,
+        FDBROKER_PLACE_FD => {
+            // SAFETY: as above.
+            let deposit = unsafe { options.deposit() }?;
+            if !is_open(options.fd) {
+                let text = format!("create: fd {} is not open", options.fd);
                 return Err(Failure::argument(text));
             }
-        };
-        let state = State::Making(Box::new(made));
-        *out = Box::into_raw(Box::new(fdbroker_object_group_t { state }));
-        Ok(())
+            // SAFETY: it is open, and the caller keeps it so over the call.
+            create(Place::Fd(unsafe { BorrowedFd::borrow_raw(options.fd) }, &deposit))?
+        }
+        place => {
+            let text = format!("create: place {place}: only FDBROKER_PLACE_* are known");
+            return Err(Failure::argument(text));
+        }
     })
 }
 
@@ -270,17 +330,21 @@ pub unsafe extern "C" fn fdbroker_object_seal_after(
     version: *mut u64,
 ) -> fdbroker_code_t {
     guard(|| {
-        let work = match what {
-            FDBROKER_WORK_STREAM => MakersWork::Stream(work),
-            FDBROKER_WORK_EVENT => MakersWork::Event(work),
-            _ => {
-                let text = format!("seal: what is {what}: only FDBROKER_WORK_* are known");
-                return Err(Failure::argument(text));
-            }
-        };
+        let work = work_of(what, work)?;
         // SAFETY: the caller's pointers, as the header states.
         unsafe { seal(group, Some(work), deadline_ms, version) }
     })
+}
+
+pub(crate) fn work_of(what: u32, work: *mut c_void) -> Result<MakersWork, Failure> {
+    match what {
+        FDBROKER_WORK_STREAM => Ok(MakersWork::Stream(work)),
+        FDBROKER_WORK_EVENT => Ok(MakersWork::Event(work)),
+        _ => {
+            let text = format!("seal: what is {what}: only FDBROKER_WORK_* are known");
+            Err(Failure::argument(text))
+        }
+    }
 }
 
 /// # Safety
@@ -292,31 +356,16 @@ unsafe fn seal(
     version: *mut u64,
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
-    unsafe { making(group, "seal") }?;
-    // SAFETY: as above; it is not NULL, as was just seen.
-    let (this, out) = unsafe { (&mut *group, version.as_mut()) };
-    let State::Making(making) = std::mem::replace(&mut this.state, State::Lost) else {
-        return Ok(());
-    };
+    let ((this, making), out) = unsafe { (taken(group)?, version.as_mut()) };
     let deadline = Deadline::from_ms(deadline_ms);
-    let sealed = match work {
-        None => making.seal(deadline),
-        // SAFETY: the caller's handle, as the header states.
-        Some(work) => unsafe { making.seal_after(work, deadline) },
-    };
-    match sealed {
-        Ok(sealed) => {
-            this.state = State::Sealed;
-            out.into_iter().for_each(|out| *out = sealed);
-            Ok(())
-        }
-        Err(SealError { error, group, .. }) => {
-            if let Some(group) = group {
-                this.state = State::Making(group);
-            }
-            Err(error.into())
-        }
-    }
+    this.sealed(
+        out,
+        match work {
+            None => making.seal(deadline),
+            // SAFETY: the caller's handle, as the header states.
+            Some(work) => unsafe { making.seal_after(work, deadline) },
+        },
+    )
 }
 
 /// Gives a group back: one that is not sealed is given up, and nothing of it is charged any more.

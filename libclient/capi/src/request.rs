@@ -11,6 +11,7 @@ use crate::handle::{fdbroker_handle_t, many};
 use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
 use crate::object_get::{Taken, opening};
+use crate::object_make::fdbroker_object_group_t;
 use crate::object_table::ObjectTable;
 use crate::objects::{
     FDBROKER_OBJECT_JOB, FDBROKER_OBJECT_NO_WAIT, fdbroker_object_options_t, fdbroker_object_t,
@@ -20,8 +21,8 @@ use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::sized::{place, take_back};
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{
-    AcquireRequest, Deadline, Error, ErrorCode, GetRequest, ImportRequest, Progress,
-    RegisterRequest,
+    AcquireRequest, CreateRequest, Deadline, Error, ErrorCode, GetRequest, GroupRequest,
+    ImportRequest, Progress, RegisterRequest, SealRequest,
 };
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -31,10 +32,17 @@ use std::time::Duration;
 /// A request under way. Only one thread at a time may use it.
 pub struct fdbroker_request_t {
     count: usize,
-    what: What,
+    pub(crate) what: What,
 }
 
-enum What {
+impl fdbroker_request_t {
+    /// For the caller to test or cancel.
+    pub(crate) fn boxed(count: usize, what: What) -> *mut Self {
+        Box::into_raw(Box::new(fdbroker_request_t { count, what }))
+    }
+}
+
+pub(crate) enum What {
     /// The request is `None` only inside `fdbroker_request_test`.
     Acquire(Option<AcquireRequest>, Arc<Leases>),
     /// The same inside `fdbroker_import_test`.
@@ -43,13 +51,17 @@ enum What {
     Get(Option<GetRequest>, Arc<ObjectTable>),
     /// The same inside `fdbroker_register_test`.
     Register(Option<RegisterRequest<'static>>, Refused),
+    /// The same inside `fdbroker_object_create_test`.
+    Create(Option<CreateRequest>),
+    /// The same inside `fdbroker_object_seal_test`.
+    Seal(Option<SealRequest>, *mut fdbroker_object_group_t),
 }
 
 /// The caller's request.
 ///
 /// # Safety
 /// `request` is NULL or a request that no other thread uses meanwhile.
-unsafe fn under_way<'a>(
+pub(crate) unsafe fn under_way<'a>(
     request: *mut fdbroker_request_t,
 ) -> Result<&'a mut fdbroker_request_t, Failure> {
     // SAFETY: the caller's promise.
@@ -57,7 +69,10 @@ unsafe fn under_way<'a>(
 }
 
 /// What a request has come to; until it is done it stays in its slot.
-fn look<R, T>(slot: &mut Option<R>, test: impl FnOnce(R) -> Progress<R, T>) -> Result<T, Failure> {
+pub(crate) fn look<R, T>(
+    slot: &mut Option<R>,
+    test: impl FnOnce(R) -> Progress<R, T>,
+) -> Result<T, Failure> {
     match test(slot.take().expect("put back while under way")) {
         Progress::UnderWay(under_way) => {
             *slot = Some(under_way);
@@ -73,7 +88,7 @@ fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
     outcomes.into_iter().map(|outcome| outcome.map_err(end)).collect()
 }
 
-fn end(mut error: Error) -> Error {
+pub(crate) fn end(mut error: Error) -> Error {
     if error.code == ErrorCode::Again {
         (error.code, error.status) = (ErrorCode::Cancelled, None);
     }
@@ -106,7 +121,7 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
         let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
         let request = context.client.acquire_start(&handles, Deadline::from_ms(deadline_ms))?;
         let what = What::Acquire(Some(request), Arc::clone(&context.leases));
-        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        *out = fdbroker_request_t::boxed(count, what);
         Ok(())
     })
 }
@@ -164,7 +179,7 @@ pub unsafe extern "C" fn fdbroker_import_start(
         let deadline = Deadline::from_ms(deadline_ms);
         let started = context.cache.import_start(&handles, mode(flags)?, deadline)?;
         let what = What::Import(Some(started));
-        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        *out = fdbroker_request_t::boxed(count, what);
         Ok(())
     })
 }
@@ -226,7 +241,7 @@ pub unsafe extern "C" fn fdbroker_register_start(
         let deadline = Deadline::from_ms(deadline_ms);
         let started = context.exports.register_start(&deposits, &fds, deadline)?;
         let what = What::Register(Some(started), refused);
-        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        *out = fdbroker_request_t::boxed(count, what);
         Ok(())
     })
 }
@@ -289,7 +304,7 @@ pub unsafe extern "C" fn fdbroker_object_get_start(
         }
         let started = from.get_start(&names, deadline)?;
         let what = What::Get(Some(started), Arc::clone(&context.object_table));
-        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        *out = fdbroker_request_t::boxed(count, what);
         Ok(())
     })
 }
@@ -325,11 +340,10 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
     })
 }
 
-/// From now on a request that fdbroker_import_start(), fdbroker_acquire_start() or
-/// fdbroker_object_get_start() has started tells due this token when there is something to test: an
-/// answer has come, or the connection has ended.
+/// From now on a request tells due this token when there is something to test: an answer has come,
+/// or the connection has ended.
 ///
-/// Errors: FDBROKER_INVALID_ARGUMENT (another kind of request, too).
+/// Errors: FDBROKER_INVALID_ARGUMENT (a request of fdbroker_register_start(), too).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_tell(
     request: *mut fdbroker_request_t,
@@ -343,6 +357,8 @@ pub unsafe extern "C" fn fdbroker_request_tell(
             What::Acquire(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
             What::Import(request) => request.iter_mut().for_each(|it| it.tell(due, token)),
             What::Get(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
+            What::Create(request) => request.iter_mut().for_each(|it| it.tell(due, token)),
+            What::Seal(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
             What::Register(..) => {
                 return Err(Failure::argument("request registers: it tells of nothing"));
             }
@@ -362,6 +378,8 @@ pub unsafe extern "C" fn fdbroker_request_due_ms(request: *mut fdbroker_request_
             What::Acquire(request, _) => request.as_ref().map(AcquireRequest::due_within),
             What::Import(request) => request.as_ref().map(ImportRequest::due_within),
             What::Get(request, _) => request.as_ref().map(GetRequest::due_within),
+            What::Create(request) => request.as_ref().map(GroupRequest::due_within),
+            What::Seal(request, _) => request.as_ref().map(GroupRequest::due_within),
             What::Register(..) => None,
         };
         let ms = within.map_or(0, |within| within.as_nanos().div_ceil(1_000_000));
@@ -371,7 +389,8 @@ pub unsafe extern "C" fn fdbroker_request_due_ms(request: *mut fdbroker_request_
 
 /// Cancels a request and frees it: the broker is told, and what it has got or still gets is given
 /// back (memory with a base that is registered already stays so, and the next registration of it
-/// finds it). Never waits; also inside a callback. NULL: does nothing.
+/// finds it; a group that was being sealed is given up, unless it is sealed by then). Never waits;
+/// also inside a callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,

@@ -20,7 +20,7 @@ const SECTIONS: [(&str, &[&str]); 14] = [
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
     ("Event loops: one fd for many waits", &["due"]),
     ("Named objects", &["objects", "object_make", "object_get", "object_names", "object_watch"]),
-    ("Without waiting", &["request"]),
+    ("Without waiting", &["request", "object_start"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),
 ];
