@@ -27,6 +27,8 @@ _THREADS = 4
 #: (limits.max_parked_per_client), and other threads need places, too. What is beyond waits here, for its turn. As many again are under
 #: way that the broker answers at once.
 _UNDER_WAY = 24
+#: Seconds that a request has for its turn, though the time of its caller is over: as with a timeout of 0.
+_LEAST_S = 0.1
 
 _lib = _abi.lib
 _lock = threading.Lock()
@@ -100,21 +102,35 @@ answers = Threads()
 calls = Threads()
 
 
+def clock(timeout: Optional[float]) -> Callable[[], float]:
+    """Tells, in any thread, how many seconds are left of these. ValueError for what is no time."""
+    now, seconds = asyncio.get_running_loop().time, ms(timeout) / 1000
+    until = now() + seconds
+    return lambda: max(until - now(), 0.0)
+
+
 async def run(call: Callable[[float], _Result], timeout: Optional[float]) -> _Result:
     """A call in a thread of the module's own, which is told how many seconds it has. When the awaiting task is cancelled, the call ends
     where it waits, and what it still gives is closed. TimedOut where no thread was free in that time."""
-    loop, seconds = asyncio.get_running_loop(), ms(timeout) / 1000
-    until = loop.time() + seconds
-    work = calls.submit(lambda: call(max(until - loop.time(), 0.0)))
-    future = heard(work.future, loop)
+    left = clock(timeout)
+    return await _in_thread(calls, lambda: call(left()), left(), close_result)
+
+
+async def _in_thread(
+    threads: Threads, call: Callable[[], _Result], seconds: Optional[float], give_up: "Callable[[concurrent.futures.Future[Any]], None]"
+) -> _Result:  # fmt: skip
+    """A call in one of these threads, which takes it in that time, or TimedOut. When it is not awaited any more it ends where it waits, and
+    `give_up` is told of it then."""
+    work = threads.submit(call)
+    future = heard(work.future, asyncio.get_running_loop())
     try:
         done, _ = await asyncio.wait([future], timeout=seconds)
         # One that has begun ends by its own clock.
         if not done and work.future.cancel():
             raise TimedOut(f"TIMED_OUT after {seconds:g} s: {_THREADS} other calls of this program, which copy or wait, came first")
         return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        work.future.add_done_callback(close_result)
+    except BaseException:
+        work.future.add_done_callback(give_up)
         work.stop()
         raise
 
@@ -280,28 +296,33 @@ def is_done(code: int) -> bool:
 
 
 async def request(
-    taken: Places, until: float, owner: Lease, start: Callable[[Any], int], test: Callable[[ctypes.c_void_p], bool], in_thread: bool
+    taken: Places, left: Callable[[], float], owner: Lease, start: Callable[[Any], int], test: Callable[[ctypes.c_void_p], bool], *,
+    start_in: Optional[Threads] = None, test_in: Optional[Threads] = None,
 ) -> None:  # fmt: skip
-    """Waits for a request, by a call that starts it and one that tests it; for one of the places until that time of the loop. `owner` has
-    what it gives, before it is there, and keeps the connection. `in_thread`: the test may open memory by a driver."""
+    """Waits for a request, by a call that starts it and one that tests it; for one of the places as long as time is left. `owner` has
+    what it gives, before it is there, and keeps the connection. `start_in`, `test_in`: threads for what copies, or opens memory by a
+    driver."""
     here = running()
+    # What is asked at the end of its time is asked all the same.
+    until = here.loop.time() + max(left(), _LEAST_S)
     await taken.take(here.loop, until)
     under_way = ctypes.c_void_p()
     told = asyncio.Event()
     token = here.enter(told.set)
-    try:
+
+    def begin(under_way: ctypes.c_void_p) -> bool:
         check(start(ctypes.byref(under_way)))
+        return False
+
+    try:
+        await _act(begin, under_way, owner, start_in, until - here.loop.time())
         check(_lib.fdbroker_request_tell(under_way, here.due, token))
         # What takes a thread is not tested before its answer can be there.
-        is_due = not in_thread
+        is_due = test_in is None
         while True:
             if is_due:
                 told.clear()
-                if in_thread:
-                    is_over = await _in_thread(here.loop, owner, test, under_way)
-                else:
-                    is_over = _test(test, under_way)
-                if is_over:
+                if await _act(test, under_way, owner, test_in, None):
                     return
             is_due = True
             within = _lib.fdbroker_request_due_ms(under_way) / 1000
@@ -316,29 +337,26 @@ async def request(
         taken.give_back()
 
 
-def _test(test: Callable[[ctypes.c_void_p], bool], under_way: ctypes.c_void_p) -> bool:
-    """A test. A request that is done is freed."""
+def _acted(act: Callable[[ctypes.c_void_p], bool], under_way: ctypes.c_void_p) -> bool:
+    """A start, or a test. A request that is done is freed."""
     is_over = True
     try:
-        is_over = test(under_way)
+        is_over = act(under_way)
     finally:
         if is_over:
             under_way.value = None
     return is_over
 
 
-async def _in_thread(
-    loop: asyncio.AbstractEventLoop, owner: Lease, test: Callable[[ctypes.c_void_p], bool], under_way: ctypes.c_void_p
+async def _act(
+    act: Callable[[ctypes.c_void_p], bool], under_way: ctypes.c_void_p, owner: Lease, threads: Optional[Threads], seconds: Optional[float]
 ) -> bool:  # fmt: skip
-    """A test in a thread. A cancel leaves the request to that thread, with its owner: nobody else touches it meanwhile."""
+    """The same, in a thread if need be. A cancel leaves the request to that thread, with its owner: nobody else touches it meanwhile."""
+    if threads is None:
+        return _acted(act, under_way)
     theirs, under_way.value = ctypes.c_void_p(under_way.value), None
-    work = answers.submit(functools.partial(_test, test, theirs))
-    future = heard(work.future, loop)
-    try:
-        is_over: bool = await asyncio.shield(future)
-    except BaseException:
-        work.future.add_done_callback(functools.partial(_give_up, owner, theirs))
-        raise
+    give_up = functools.partial(_give_up, owner, theirs)
+    is_over = await _in_thread(threads, functools.partial(_acted, act, theirs), seconds, give_up)
     under_way.value = theirs.value
     return is_over
 
@@ -347,4 +365,4 @@ def _give_up(_owner: Lease, under_way: ctypes.c_void_p, _future: Any) -> None:
     _lib.fdbroker_request_cancel(under_way)
 
 
-__all__ = ["Loop", "Places", "answers", "close_result", "heard", "is_done", "places", "request", "run", "running", "short_places"]
+__all__ = ["Loop", "Places", "answers", "calls", "clock", "close_result", "heard", "is_done", "places", "request", "run", "running", "short_places"]

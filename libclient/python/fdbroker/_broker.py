@@ -287,7 +287,7 @@ class Broker:
         as of :meth:`put`; :class:`~fdbroker.NotSupported` also where there is no such device.
         """
         options = _objects.to_make(job, replace, keep, pin, evictable)
-        return _groups.create(self, objects, metadata, options, parse_device(device), expect, timeout)
+        return _groups.create(self, _groups.Asked(objects, metadata, options, parse_device(device), expect), timeout)
 
     def get(
         self, name: str, *, device: Optional[str] = None, job: bool = False, cached: bool = False, timeout: Optional[float] = TIMEOUT_S
@@ -391,10 +391,22 @@ class Broker:
         finally:
             context.give_back()
 
-    async def aput(self, name: str, value: Any, **options: Any) -> int:
-        """:meth:`put`, awaited: a thread of this package copies. A cancel ends it where it waits; it may be put by then."""
-        timeout = options.pop("timeout", TIMEOUT_S)
-        return await _aio.run(lambda left: self.put(name, value, timeout=left, **options), timeout)
+    async def aput(
+        self, name: str, value: Any, *, metadata: bytes = b"", expect: Optional[int] = None, timeout: Optional[float] = TIMEOUT_S, **options: Any
+    ) -> int:  # fmt: skip
+        """:meth:`put`, awaited: a thread of this package copies once there is room, so ``value`` must stay as it is. A cancel ends it at
+        once; it may be put by then."""
+        return await _groups.aput(self, name, value, metadata, _objects.to_make(**options), expect, timeout)
+
+    async def acreate(
+        self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,
+        expect: Optional[int] = None, timeout: Optional[float] = TIMEOUT_S, **options: Any,
+    ) -> Group:  # fmt: skip
+        """:meth:`create`, awaited: a thread of this package makes the memory. What comes after a cancel is given up. Then
+        :meth:`Group.aseal <fdbroker.Group.aseal>`."""
+        made = _objects.to_make(**options)
+        place = parse_device(device)
+        return await _groups.acreate(self, lambda: _groups.Asked(objects, metadata, made, place, expect), timeout)
 
     async def aempty(self, *arguments: Any, **options: Any) -> Buffer:
         """:meth:`empty`, awaited, in a thread of this package. What comes after a cancel is closed."""

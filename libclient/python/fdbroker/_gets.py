@@ -8,7 +8,7 @@ import concurrent.futures
 import ctypes
 import functools
 import weakref
-from typing import TYPE_CHECKING, Dict, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Optional, Set, Tuple
 
 from . import _aio, _objects
 from ._context import LONGEST_S, Context, ms
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ._objects import Object
 
 _NO_WAIT = 4096
-#: Seconds that a question has for its turn, though the time of its caller is over: as with a timeout of 0.
-_LEAST_S = 0.1
 #: Seconds that the broker has to begin a watch.
 _WATCH_S = 5.0
 
@@ -109,13 +107,11 @@ async def get(
     context: Context, name: str, job: bool, device: Optional[Tuple[str, int]], timeout: Optional[float]
 ) -> "Object":  # fmt: skip
     """The object of a name. The caller holds the connection."""
-    seconds = LONGEST_S if timeout is None else min(timeout, LONGEST_S)
-    clock = asyncio.get_running_loop().time
-    until = clock() + seconds
+    left = _aio.clock(timeout)
     names = _names_of(context, job)
 
     async def ask(flags: int) -> "Object":
-        return await _request(context, name, job, device, until, flags)
+        return await _request(context, name, job, device, left, flags)
 
     async def look() -> "Object":
         """Asks the broker for what is there now. What else is in the way, such as a full cap, it may wait for."""
@@ -124,11 +120,10 @@ async def get(
         except (NotFound, NotSealed, NotConnected):
             raise
         except Error:
-            if clock() >= until:
+            if not left():
                 raise
         return await ask(0)
 
-    ms(timeout)
     # Where many ask, each does so once, with a watch.
     if timeout == 0 or not (names.is_open or _aio.short_places(context).are_taken):
         try:
@@ -140,7 +135,7 @@ async def get(
     try:
         look_again = look
         try:
-            await names.opened(max(until - clock(), 0))
+            await names.opened(left())
         except Error:
             # As many watches as there may be: one of a few places.
             look_again = functools.partial(ask, 0)
@@ -149,9 +144,9 @@ async def get(
             try:
                 return await look_again()
             except (NotFound, NotSealed) as error:
-                if clock() >= until:
-                    raise TimedOut(f"TIMED_OUT after {seconds:g} s: {error}") from None
-            timer = asyncio.get_running_loop().call_later(until - clock(), changed.set)
+                if not left():
+                    raise TimedOut(f"TIMED_OUT after {min(timeout or LONGEST_S, LONGEST_S):g} s: {error}") from None
+            timer = asyncio.get_running_loop().call_later(left(), changed.set)
             try:
                 await changed.wait()
             finally:
@@ -161,7 +156,7 @@ async def get(
 
 
 async def _request(
-    context: Context, name: str, job: bool, device: Optional[Tuple[str, int]], until: float, flags: int
+    context: Context, name: str, job: bool, device: Optional[Tuple[str, int]], left: Callable[[], float], flags: int
 ) -> "Object":  # fmt: skip
     taken = (_objects._Object * 1)()
     taken[0].struct_size = ctypes.sizeof(_objects._Object)
@@ -169,16 +164,14 @@ async def _request(
     lease = _objects._lease(context, taken[0])
     arguments = context.pointer, 1, _objects._names([name]), ctypes.byref(options)
     places = _aio.short_places if flags & _NO_WAIT else _aio.places
-    clock = asyncio.get_running_loop().time
 
     def start(under_way: object) -> int:
         # When it has its place.
-        code: int = _objects.function("get_start")(*arguments, ms(max(until - clock(), 0)), under_way)
+        code: int = _objects.function("get_start")(*arguments, ms(left()), under_way)
         return code
 
     def test(under_way: ctypes.c_void_p, lease: object = lease) -> bool:
         return _aio.is_done(_objects.function("get_test")(under_way, taken))
 
-    # What is asked at the end of its time is asked all the same.
-    await _aio.request(places(context), max(until, clock() + _LEAST_S), lease, start, test, True)
+    await _aio.request(places(context), left, lease, start, test, test_in=_aio.answers)
     return _objects._object(context, name, job, taken[0], lease)

@@ -3,6 +3,7 @@
 Must never let a view see the memory once it is sealed: the library takes it away then, so a group with views is not sealed.
 """
 
+import asyncio
 import ctypes
 import functools
 import gc
@@ -11,9 +12,9 @@ import weakref
 from ctypes import c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
-from . import _abi, _objects
+from . import _abi, _aio, _objects
 from ._context import Context, Lease, free, ms
-from ._errors import Sealed, SealedBusy, check
+from ._errors import Error, Sealed, SealedBusy, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
 from ._waits import wait
@@ -41,7 +42,7 @@ class Group:
 
     def __init__(
         self, context: Context, lease: Lease, pointer: int, members: Dict[str, Tuple[Shape, DType]], device: Optional[Tuple[str, int]],
-        sealed: Callable[[], None],
+        sealed: Optional[Callable[[], None]],
     ) -> None:  # fmt: skip
         self._context = context
         self._lease: Optional[Lease] = lease
@@ -116,11 +117,56 @@ class Group:
             else:
                 code = wait(_objects.function("seal_after"), self._pointer, _WORK_STREAM, stream, ms(timeout), ctypes.byref(version))
             check(code)
+        self._over()
+        if self._sealed is not None:
+            self._sealed()
+        return version.value
+
+    async def aseal(self, *, stream: Optional[int] = None, timeout: Optional[float] = 5.0) -> int:
+        """:meth:`seal`, awaited; a thread of this package takes the memory away. A cancel gives the group up, unless it is sealed by
+        then."""
+        return await self._aseal(stream, timeout, lambda: None)
+
+    async def _aseal(self, stream: Optional[int], timeout: Optional[float], fill: Callable[[], None]) -> int:
+        version, left, lease = c_uint64(), _aio.clock(timeout), self._live().lease
+        work = (0, None) if stream is None else (_WORK_STREAM, stream)
+
+        def start(under_way: object) -> int:
+            fill()
+            with self._lock:
+                self._end_views()
+                code: int = _objects.function("seal_start")(self._pointer, *work, ms(left()), under_way)
+                if code == _abi.OK:
+                    # So that other threads leave it alone: whoever waits for the lock has it at once.
+                    self._hold = None
+                return code
+
+        def test(under_way: c_void_p) -> bool:
+            with self._lock:
+                try:
+                    return _aio.is_done(_objects.function("seal_test")(under_way, ctypes.byref(version)))
+                except Error:
+                    self._hold = _Hold(self._lease) if self._lease else None
+                    raise
+
+        try:
+            # The broker answers at once. Never behind those that wait for room, which may be what this one takes.
+            await _aio.request(_aio.short_places(self._context), left, lease, start, test, start_in=_aio.calls)
+        except asyncio.CancelledError:
+            self._lease = self._hold = None
+            raise
+        self._over()
+        if self._sealed is not None:
+            sealed = self._sealed
+            await _aio.run(lambda _: sealed(), left())
+        return version.value
+
+    def _over(self) -> None:
+        """It is sealed."""
+        with self._lock:
             lease, self._lease, self._hold = self._lease, None, None
         if lease is not None:
             lease.end()
-        self._sealed()
-        return version.value
 
     def _end_views(self) -> None:
         """Leaves no view, or raises."""
@@ -167,26 +213,74 @@ def _close(_context: int, group: object, *, close: Any = _objects._declarations[
 Wanted = Tuple[Union[int, Tuple[int, ...]], Any]
 
 
-def create(
-    broker: "Broker", objects: Mapping[str, Wanted], metadata: Optional[Mapping[str, bytes]], options: "_objects._Options",
-    device: Optional[Tuple[str, int]], expect: Optional[int], timeout: Optional[float],
-) -> Group:  # fmt: skip
+class Asked:
+    """What a create is told, with what must stay until then."""
+
+    def __init__(
+        self, objects: Mapping[str, Wanted], metadata: Optional[Mapping[str, bytes]], options: "_objects._Options",
+        device: Optional[Tuple[str, int]], expect: Optional[int],
+    ) -> None:  # fmt: skip
+        self.members = {name: (shape_of(shape), dtype_of(dtype)) for name, (shape, dtype) in objects.items()}
+        new = (_objects._New * len(self.members))()
+        self._kept = [
+            _objects.describe(item, name, shape, dtype, (metadata or {}).get(name, b""), expect)
+            for item, (name, (shape, dtype)) in zip(new, self.members.items())
+        ]
+        self._options, self._device = _objects.at_device(options, device), device
+        self.arguments = len(self.members), new, ctypes.byref(options)
+
+    def begun(self, broker: "Broker", context: Context, lease: Lease, made: c_void_p, timeout: Optional[float]) -> Group:
+        """The group that has come of it."""
+        sealed = None
+        if _objects.warns(broker, self._options):
+            sealed = functools.partial(_objects.warn_once, broker, self._options, next(iter(self.members), ""), timeout, 3)
+        return Group(context, lease, made.value or 0, self.members, self._device, sealed)
+
+
+def create(broker: "Broker", asked: Asked, timeout: Optional[float]) -> Group:
     """Begins a group."""
-    function, kept = _objects.function("create"), []
-    members = {name: (shape_of(shape), dtype_of(dtype)) for name, (shape, dtype) in objects.items()}
-    new = (_objects._New * len(members))()
-    for item, (name, (shape, dtype)) in zip(new, members.items()):
-        kept.append(_objects.describe(item, name, shape, dtype, (metadata or {}).get(name, b""), expect))
-    _objects.at_device(options, device)
     made, context = c_void_p(), broker._live().take()
     try:
         lease = Lease(context, functools.partial(free, _close, made))
-        check(wait(function, context.pointer, len(members), new, ctypes.byref(options), ms(timeout), ctypes.byref(made)))
-        sealed = functools.partial(_objects.warn_once, broker, options, next(iter(members), ""), timeout, 3)
-        return Group(context, lease, made.value or 0, members, device, sealed)
+        check(wait(_objects.function("create"), context.pointer, *asked.arguments, ms(timeout), ctypes.byref(made)))
+        return asked.begun(broker, context, lease, made, timeout)
     finally:
         context.give_back()
-        del kept
 
 
-__all__ = ["Group", "Wanted", "create"]
+async def acreate(broker: "Broker", ask: Callable[[], Asked], timeout: Optional[float]) -> Group:
+    """The same, awaited. A thread calls ``ask``, and makes the memory."""
+    made, context, asked, left = c_void_p(), broker._live().take(), [], _aio.clock(timeout)
+    try:
+        lease = Lease(context, functools.partial(free, _close, made))
+
+        def start(under_way: object) -> int:
+            asked.append(ask())
+            code: int = _objects.function("create_start")(context.pointer, *asked[0].arguments, ms(left()), under_way)
+            return code
+
+        def test(under_way: c_void_p) -> bool:
+            return _aio.is_done(_objects.function("create_test")(under_way, ctypes.byref(made)))
+
+        await _aio.request(_aio.places(context), left, lease, start, test, start_in=_aio.calls)
+        return asked[0].begun(broker, context, lease, made, timeout)
+    finally:
+        context.give_back()
+
+
+async def aput(
+    broker: "Broker", name: str, value: Any, metadata: bytes, options: "_objects._Options", expect: Optional[int], timeout: Optional[float]
+) -> int:  # fmt: skip
+    """Makes an object with a copy of a value, which a thread makes once there is room. Its version."""
+    sources, left = [], _aio.clock(timeout)
+
+    def ask() -> Asked:
+        source, shape, dtype = _objects._source(value)
+        sources.append(source)
+        return Asked({name: (shape, dtype)}, {name: metadata}, options, None, expect)
+
+    with await acreate(broker, ask, timeout) as group:
+        return await group._aseal(None, left(), lambda: group.write(name, sources[0]))
+
+
+__all__ = ["Asked", "Group", "Wanted", "acreate", "aput", "create"]

@@ -86,11 +86,15 @@ FUNCTIONS = {
     "list_next": [c_void_p, POINTER(_Info), POINTER(c_int32)],
     "list_close": [c_void_p],
     "create": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_void_p)],
+    "create_start": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_void_p)],
+    "create_test": [c_void_p, POINTER(c_void_p)],
     "data": [c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_uint64)],
     "device_ptr": [c_void_p, c_size_t, POINTER(c_uint64)],
     "write": [c_void_p, c_size_t, c_uint64, c_void_p, c_size_t],
     "seal": [c_void_p, c_uint32, POINTER(c_uint64)],
     "seal_after": [c_void_p, c_uint32, c_void_p, c_uint32, POINTER(c_uint64)],
+    "seal_start": [c_void_p, c_uint32, c_void_p, c_uint32, POINTER(c_void_p)],
+    "seal_test": [c_void_p, POINTER(c_uint64)],
     "close": [c_void_p],
 }
 
@@ -230,7 +234,9 @@ def _lasting(keep: Optional[float], pin: Optional[bool], not_pinned: int) -> Tup
     return kept | (0 if pin is None else PIN if pin else not_pinned), ttl_ms
 
 
-def to_make(job: bool, replace: bool, keep: Optional[float], pin: Optional[bool], evictable: bool) -> _Options:
+def to_make(
+    job: bool = False, replace: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False
+) -> _Options:  # fmt: skip
     """The options of a group to be made."""
     flags, ttl_ms = _lasting(keep, pin, NO_PIN)
     return _options(job, REPLACE * replace | flags | EVICTABLE * evictable, ttl_ms)
@@ -317,9 +323,14 @@ class KeptEndsWithBroker(UserWarning):
     """Objects were to be kept or pinned, and end with the broker: no service manager stores its fds."""
 
 
+def warns(broker: "Broker", options: _Options) -> bool:
+    """Whether this is the first call of the connection that keeps or pins."""
+    return bool(options.flags & (KEEP | PIN)) and not broker._kept_before
+
+
 def warn_once(broker: "Broker", options: _Options, name: str, timeout: Optional[float], level: int = 4) -> None:
     """Says it at the first call of this connection that keeps or pins."""
-    if options.flags & (KEEP | PIN) and not broker._kept_before:
+    if warns(broker, options):
         broker._kept_before = True
         try:
             about = stat(broker, name, bool(options.flags & JOB), timeout)

@@ -3,11 +3,10 @@
 Must never let opens that wait for a silent owner keep others from memory that is there.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import functools
-from typing import Any, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Tuple, Union
 
 from . import _abi, _aio
 from ._context import Context, Lease, give_back, ms
@@ -43,30 +42,28 @@ async def open_host(
     timeout: Optional[float],
 ) -> View:  # fmt: skip
     """The memory of a handle, of the host. The caller holds the connection."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + ms(timeout) / 1000
+    left = _aio.clock(timeout)
     wanted, flags = to_c(handle), _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
 
-    async def ask(places: _aio.Places, until: float) -> View:
+    async def ask(places: _aio.Places, left: Callable[[], float]) -> View:
         imported = _abi.Import()
         lease = lease_of(context, imported)
 
         def start(under_way: object) -> int:
             # When it has its place.
-            left = ms(max(until - loop.time(), 0))
-            code: int = _abi.lib.fdbroker_import_start(context.pointer, 1, ctypes.byref(wanted), flags, left, under_way)
+            code: int = _abi.lib.fdbroker_import_start(context.pointer, 1, ctypes.byref(wanted), flags, ms(left()), under_way)
             return code
 
         def test(under_way: ctypes.c_void_p) -> bool:
             return _aio.is_done(_abi.lib.fdbroker_import_test(under_way, ctypes.byref(imported), None))
 
-        await _aio.request(places, until, lease, start, test, False)
+        await _aio.request(places, left, lease, start, test)
         return view(context, lease, imported, handle, shape, dtype, None, writable)
 
-    if until - loop.time() > _SHORT_S:
+    if left() > _SHORT_S:
         with contextlib.suppress(*_LATER):
-            return await ask(_aio.short_places(context), loop.time() + _SHORT_S)
-    return await ask(_aio.places(context), until)
+            return await ask(_aio.short_places(context), _aio.clock(_SHORT_S))
+    return await ask(_aio.places(context), left)
 
 
 __all__ = ["lease_of", "open_host", "view"]

@@ -130,6 +130,7 @@ print("end")
 
     def test_objects_when_made_on_a_gpu_then_got_on_that_gpu(self):
         self.run_script("""
+import asyncio
 with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as other:
     for number in (0, 1):
         device = f"cuda:{number}"
@@ -156,6 +157,14 @@ with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as oth
         else:
             print("no error")
         a.close(); b.close(); there.close()
+    async def make():
+        group = await broker.acreate({"awaited": (6, "uint8")}, device="cuda:1")
+        group.write("awaited", b"async!")
+        return await group.aseal(stream=0)
+    version = asyncio.run(make())
+    awaited = other.get("awaited")
+    assert (awaited.device, awaited.version, get(awaited.pointer, 6, 1)) == ("cuda:1", version, b"async!")
+    awaited.close()
     try:
         broker.create({"c": (1, "uint8")}, device="level-zero:0")
     except fdbroker.NotSupported:
