@@ -405,11 +405,11 @@ fn kept_when_the_table_of_a_planned_restart_is_lost_then_it_is_made_anew() {
     let before = kept.names();
     let parcel = kept.bench.server.pack(Way::Store).unwrap();
     kept.bench.server.leave_places();
+    kept.store.hear();
+    kept.store.stored.retain(|(name, _)| name == names::KEPT_LOG);
+    kept.store.stored[0].1 = Log::create(4096).unwrap().as_fd().try_clone_to_owned().unwrap();
     let kept = kept.kill_with(|mut inherited| {
         (inherited.ledger, inherited.carriers) = (Some(parcel.ledger), parcel.carriers);
-        inherited.kept.clear();
-        let log = Log::create(4096).unwrap().as_fd().try_clone_to_owned().unwrap();
-        inherited.add(names::KEPT_LOG.to_owned(), log);
         inherited
     });
     assert_eq!(kept.names(), before);
