@@ -278,6 +278,11 @@ pub const OBJECT_ALIGN: u64 = 64;
 /// "Device Memory Accesses").
 pub const OBJECT_DEVICE_ALIGN: u64 = 256;
 
+/// Memory from this size on is compared with what the machine has left before it is allocated, in
+/// bytes: the look takes some 100 us, a hundredth of what such an allocation takes, and a machine
+/// with less to spare is about to fail anyway.
+pub const MEMORY_CHECK_BYTES: usize = 64 << 20;
+
 /// Most parts of one write: UIO_MAXIOV of pwritev(2).
 pub const WRITE_PARTS: usize = 1024;
 

@@ -1118,14 +1118,17 @@ typedef struct fdbroker_object_event {
  * failure *group is NULL.
  *
  * Host memory is a memfd that this call makes, sizes and allocates, so that this process's cgroup
- * pays for its pages. The group keeps one fd open in this process until it is sealed.
+ * pays for its pages. What is 64 MiB or more and does not fit into what the machine and the
+ * process's cgroups (v2) have left is not allocated. The group keeps one fd open in this process
+ * until it is sealed.
  *
  * Errors: FDBROKER_EXISTS (a name is in use or being made, without FDBROKER_OBJECT_REPLACE or
  * FDBROKER_OBJECT_EXPECT), FDBROKER_TOO_LONG (a name, metadata, or too many objects),
  * FDBROKER_BAD_HANDLE (a name that cannot be, two of one name, objects outside the memory),
  * FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (the place is absent here, the broker has no objects,
- * objects of a job are to be kept or pinned, or inside a callback), FDBROKER_UNSUPPORTED_FD,
- * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+ * objects of a job are to be kept or pinned, or inside a callback), FDBROKER_INTERNAL (no memory),
+ * FDBROKER_UNSUPPORTED_FD, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
+ * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_object_create(fdbroker_t *broker, size_t count, const fdbroker_new_object_t *objects,
     const fdbroker_object_options_t *options, uint32_t deadline_ms, fdbroker_object_group_t **group);
 

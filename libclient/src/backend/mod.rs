@@ -13,6 +13,7 @@ pub(crate) mod isolated;
 #[cfg(feature = "level-zero")]
 pub mod level_zero;
 mod memfd;
+mod memory_left;
 pub(crate) mod object_file;
 mod pool;
 mod ranges;

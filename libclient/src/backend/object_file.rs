@@ -2,6 +2,7 @@
 //! unallocated that this process maps: a write there would end it (SIGBUS) when memory is short.
 
 use super::memfd::{closed_here, unsealed};
+use super::memory_left;
 use crate::error::Error;
 use crate::fork;
 use crate::limits::{CHILD_PAUSE, WRITE_PARTS};
@@ -17,8 +18,10 @@ use std::time::Instant;
 
 const NAME: &std::ffi::CStr = c"fdbroker-objects";
 
-/// A file of `len` zeros, all of it allocated, which nobody can shrink or grow. fallocate(2).
+/// A file of `len` zeros, all of it allocated, which nobody can shrink or grow. fallocate(2) takes
+/// all memory that there is before it fails, so what cannot be there is not asked for.
 pub(crate) fn allocated(len: usize) -> Result<OwnFd, Error> {
+    memory_left::check(len)?;
     let fd = sized(len)?;
     let length = i64::try_from(len).expect("it was made so large");
     loop {
@@ -35,8 +38,9 @@ pub(crate) fn allocated(len: usize) -> Result<OwnFd, Error> {
 /// pwritev(2).
 pub(crate) fn written<'a>(
     len: usize,
-    parts: impl Iterator<Item = (u64, &'a [u8])>,
+    parts: impl Iterator<Item = (u64, &'a [u8])> + Clone,
 ) -> Result<OwnFd, Error> {
+    memory_left::check(parts.clone().map(|(_, bytes)| bytes.len()).sum())?;
     let fd = sized(len)?;
     let mut slices = Vec::new();
     let (mut begin, mut at) = (0, 0);
@@ -220,6 +224,18 @@ mod tests {
         assert_eq!(stat.st_blocks * 512, 1 << 20);
         assert_eq!(nix::unistd::ftruncate(fd.polled(), 4096), Err(Errno::EPERM));
         assert_eq!(nix::unistd::ftruncate(fd.polled(), 2 << 20), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn allocated_when_the_machine_has_less_then_says_so_and_makes_no_file() {
+        use nix::sys::resource::{Resource, getrlimit, setrlimit};
+        // So that nothing is allocated without the look either.
+        let (_, hard) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        setrlimit(Resource::RLIMIT_FSIZE, hard.min(1 << 50), hard).unwrap();
+        let error = allocated(1 << 60).unwrap_err();
+        assert_eq!(error.code, ErrorCode::Internal);
+        assert!(error.context.contains(&(1_u64 << 60).to_string()), "{error}");
+        assert!(error.to_string().contains("nothing was allocated"), "{error}");
     }
 
     #[test]

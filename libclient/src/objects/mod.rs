@@ -102,15 +102,17 @@ impl Objects {
     /// making. Dropping the group ends it.
     ///
     /// Host memory is a memfd which this call makes, sizes and allocates, so that this process's
-    /// cgroup pays for its pages.
+    /// cgroup pays for its pages. What is 64 MiB or more and does not fit into what the machine and
+    /// the process's cgroups (v2) have left is not allocated: the system would end other processes.
     ///
     /// # Errors
     /// EXISTS: a name is in use or in the making, without [`ObjectOptions::replace`] or
     /// [`NewObject::expect`]. TOO_LONG: a name, a metadata, or more than 253 objects. BAD_HANDLE: a
     /// name that cannot be, two of one name, or memory that the objects do not fit into. NO_QUOTA
     /// (with the cap). NOT_SUPPORTED: the place is absent here, the broker has no objects, or
-    /// objects of a job are to be kept or pinned. INTERNAL: no memory. LOCAL_FD_LIMIT,
-    /// UNSUPPORTED_FD (a foreign fd), TIMED_OUT, NOT_CONNECTED.
+    /// objects of a job are to be kept or pinned. INTERNAL: no memory (how much was asked
+    /// for, and how much is left). LOCAL_FD_LIMIT, UNSUPPORTED_FD (a foreign fd), TIMED_OUT,
+    /// NOT_CONNECTED.
     pub fn create(
         &self,
         objects: &[NewObject<'_>],
@@ -140,7 +142,8 @@ impl Objects {
         started::create(&self.whose, objects, place, options, deadline)
     }
 
-    /// Makes one host object of these bytes, sealed; its version.
+    /// Makes one host object of these bytes, sealed; its version. Memory that is not there is not
+    /// allocated, as with [`Objects::create`].
     ///
     /// # Errors
     /// As [`Objects::create`] and [`Group::seal`].
