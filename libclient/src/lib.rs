@@ -144,3 +144,9 @@ const _: () = of_many_threads::<Import>();
 const _: () = of_many_threads::<ImportCache>();
 const _: () = of_many_threads::<Exports>();
 const _: () = of_many_threads::<Object>();
+/// The requests: started on one thread, and tested on any.
+const fn of_any_thread<T: Send>() {}
+const _: () = of_any_thread::<AcquireRequest>();
+const _: () = of_any_thread::<GetRequest>();
+const _: () = of_any_thread::<ImportRequest<'_>>();
+const _: () = of_any_thread::<RegisterRequest>();

@@ -8,6 +8,7 @@ use crate::cache::cached::{CachedImport, Imports};
 use crate::cache::cold::Held;
 use crate::cache::flight::Key;
 use crate::cache::miss::{Importer, Slices};
+use crate::cache::opened::Opener;
 use crate::cache::table::claims::{Claim, Look, Waiter};
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping};
@@ -47,7 +48,7 @@ impl Row<'_> {
 
 type Outcome<'a> = Option<Result<CachedImport<'a>, Error>>;
 
-impl<'a> Importer<'a, '_> {
+impl<'a, O: Opener> Importer<'a, O> {
     /// Imports any number; see [`crate::ImportCache::import_many`].
     pub fn import_many(&mut self, handles: &[Handle]) -> Result<Imports<'a>, Error> {
         let mut outcomes: Vec<Outcome<'a>> = Vec::with_capacity(handles.len());

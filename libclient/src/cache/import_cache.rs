@@ -4,7 +4,7 @@
 use super::cached::{CachedImport, Imports};
 use super::cold::Closed;
 use super::miss::{Importer, Opening};
-use super::opened::{ImportOpener, Opened, Openers};
+use super::opened::{ImportOpener, NoOpener, Opened, Opener, Openers};
 use super::pin::Pin;
 use super::settings::{CacheSettings, ImportMode};
 use super::started::ImportRequest;
@@ -76,7 +76,7 @@ impl ImportCache {
         mode: impl Into<ImportMode>,
         deadline: Deadline,
     ) -> Result<CachedImport<'_>, Error> {
-        self.import_by(handle, mode.into(), deadline, Opening::Map)
+        self.import_by(handle, mode.into(), deadline, Opening::<NoOpener>::Map)
     }
 
     /// Any number, one outcome each, in their order; what is missing comes by 253 per message, each
@@ -90,7 +90,7 @@ impl ImportCache {
         mode: impl Into<ImportMode>,
         deadline: Deadline,
     ) -> Result<Imports<'_>, Error> {
-        self.importer(mode.into(), deadline, Opening::Map).import_many(handles)
+        self.importer(mode.into(), deadline, Opening::<NoOpener>::Map).import_many(handles)
     }
 
     /// Starts to import any number, without waiting for anything: see [`ImportRequest`]. What is in
@@ -119,9 +119,9 @@ impl ImportCache {
         handle: &Handle,
         mode: impl Into<ImportMode>,
         deadline: Deadline,
-        mut open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
+        open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
     ) -> Result<CachedImport<'_>, Error> {
-        self.import_by(handle, mode.into(), deadline, Opening::With(&mut open))
+        self.import_by(handle, mode.into(), deadline, Opening::With(open))
     }
 
     /// [`ImportCache::import_many`] with an opener.
@@ -133,9 +133,9 @@ impl ImportCache {
         handles: &[Handle],
         mode: impl Into<ImportMode>,
         deadline: Deadline,
-        mut open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
+        open: impl FnMut(&Grant) -> Result<Box<dyn Opened>, Error>,
     ) -> Result<Imports<'_>, Error> {
-        self.importer(mode.into(), deadline, Opening::With(&mut open)).import_many(handles)
+        self.importer(mode.into(), deadline, Opening::With(open)).import_many(handles)
     }
 
     /// Has `opener` open the memory of a kind from now on; `None`: the library does, if the CPU can
@@ -253,7 +253,7 @@ impl ImportCache {
         handle: &Handle,
         mode: ImportMode,
         deadline: Deadline,
-        opening: Opening<'_>,
+        opening: Opening<impl Opener>,
     ) -> Result<CachedImport<'_>, Error> {
         match self.0.table.hit(handle, mode.access) {
             Some(pinned) => Ok(CachedImport::inside(&self.0.table, pinned, handle)),
@@ -261,12 +261,12 @@ impl ImportCache {
         }
     }
 
-    fn importer<'o>(
+    fn importer<O>(
         &self,
         mode: ImportMode,
         deadline: Deadline,
-        opening: Opening<'o>,
-    ) -> Importer<'_, 'o> {
+        opening: Opening<O>,
+    ) -> Importer<'_, O> {
         let Cache { client, table, openers } = &*self.0;
         Importer { client, table, openers, mode, deadline, opening }
     }

@@ -20,10 +20,10 @@ use fdbroker_protocol::{ErrorCode, Handle};
 use std::time::Duration;
 
 /// How memory is opened.
-pub(super) enum Opening<'a> {
+pub(super) enum Opening<O> {
     /// By the opener of its kind, else mapped by the library.
     Map,
-    With(&'a mut Opener<'a>),
+    With(O),
 }
 
 /// How memory was opened: by this library, or by other means.
@@ -33,16 +33,16 @@ enum Memory {
 }
 
 /// What an import needs to know.
-pub(super) struct Importer<'a, 'o> {
+pub(super) struct Importer<'a, O> {
     pub client: &'a Client,
     pub table: &'a Table,
     pub openers: &'a Openers,
     pub mode: ImportMode,
     pub deadline: Deadline,
-    pub opening: Opening<'o>,
+    pub opening: Opening<O>,
 }
 
-impl<'a> Importer<'a, '_> {
+impl<'a, O: Opener> Importer<'a, O> {
     /// Imports one that a hit did not find.
     pub fn import(&mut self, handle: &Handle) -> Result<CachedImport<'a>, Error> {
         // Before the table's lock: a forked child may not take it, a callback may not wait.
@@ -139,7 +139,7 @@ impl<'a> Importer<'a, '_> {
     }
 }
 
-impl Importer<'_, '_> {
+impl<O: Opener> Importer<'_, O> {
     /// Opens what was granted.
     fn open(&mut self, grant: &Grant) -> Result<Memory, Error> {
         let opened = match (&mut self.opening, self.openers.of(grant.info.facts.kind)) {

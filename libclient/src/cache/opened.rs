@@ -66,4 +66,8 @@ impl Openers {
 }
 
 /// Of [`crate::ImportCache::import_with`].
-pub(super) type Opener<'a> = dyn FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + 'a;
+pub(super) trait Opener: FnMut(&Grant) -> Result<Box<dyn Opened>, Error> {}
+impl<F: FnMut(&Grant) -> Result<Box<dyn Opened>, Error> + ?Sized> Opener for F {}
+
+/// Where there is none.
+pub(super) type NoOpener = fn(&Grant) -> Result<Box<dyn Opened>, Error>;

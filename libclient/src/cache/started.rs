@@ -5,6 +5,7 @@
 use super::cached::{CachedImport, Imports};
 use super::cold::Held;
 use super::miss::Importer;
+use super::opened::NoOpener;
 use super::table::claims::Look;
 use super::table::close_all;
 use crate::books::due::Due;
@@ -22,7 +23,7 @@ use std::time::Duration;
 /// come. Dropping it cancels it: what it imported is released.
 #[must_use = "dropping a request cancels it"]
 pub struct ImportRequest<'a> {
-    importer: Importer<'a, 'static>,
+    importer: Importer<'a, NoOpener>,
     handles: Box<[Handle]>,
     /// What is missing, until all of it has come.
     acquire: Option<AcquireRequest>,
@@ -39,7 +40,7 @@ pub type ImportProgress<'a> = Progress<ImportRequest<'a>, Imports<'a>>;
 impl<'a> ImportRequest<'a> {
     /// Takes the hits, and starts to acquire the rest.
     pub(super) fn start(
-        importer: Importer<'a, 'static>,
+        importer: Importer<'a, NoOpener>,
         handles: &[Handle],
     ) -> Result<Self, Error> {
         let hit = |handle: &Handle| {
