@@ -148,6 +148,22 @@ impl Deposit {
         Deposit { share, ..self }
     }
 
+    /// Refuses what is no allocation, whatever its fd is.
+    pub(crate) fn check(&self, what: &str) -> Result<(), Error> {
+        let Facts { fd_offset, size_bytes, device, .. } = self.facts;
+        let has_end = |at: u64| at.checked_add(size_bytes).is_some();
+        let why = if size_bytes == 0 {
+            "its size is 0; an allocation has bytes"
+        } else if !has_end(self.base) || !has_end(fd_offset) {
+            "its address or its offset in the fd, with its size behind it, passes the last number"
+        } else if u16::try_from(device).is_err() {
+            "the number of its device is above 65535"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorCode::BadHandle, what).because(why))
+    }
+
     /// Whether it is the same allocation of its owner.
     pub(crate) fn is_same(&self, other: &Deposit) -> bool {
         let Facts { kind, fd_offset, .. } = self.facts;

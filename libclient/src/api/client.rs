@@ -145,8 +145,9 @@ impl Client {
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
     ///
     /// # Errors
-    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED (recallable without
-    /// a recall callback, too), TIMED_OUT, NOT_CONNECTED.
+    /// BAD_HANDLE: the deposit is no allocation, such as one of no bytes. NO_QUOTA (with the cap),
+    /// UNSUPPORTED_FD (with what it is), NOT_SUPPORTED (recallable without a recall callback, too),
+    /// TIMED_OUT, NOT_CONNECTED.
     pub fn register(
         &self,
         deposit: &Deposit,

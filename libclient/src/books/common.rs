@@ -142,8 +142,10 @@ impl Common {
         }
     }
 
-    /// Refuses an allocation that is said to be recallable when nothing here could export it again.
-    pub fn check_recallable(&self, deposit: &Deposit) -> Result<(), Error> {
+    /// Refuses what is no allocation, and one that is said to be recallable when nothing here could
+    /// export it again.
+    pub fn check_deposit(&self, deposit: &Deposit) -> Result<(), Error> {
+        deposit.check("register")?;
         let can_be = self.has_recall_callback || self.owner_of(deposit.base).is_some();
         if deposit.recallable && !can_be { Err(Error::no_recall_callback()) } else { Ok(()) }
     }

@@ -42,7 +42,10 @@ impl Layout {
     ) -> Result<Self, Error> {
         let align = place.device().map_or(OBJECT_ALIGN, |_| OBJECT_DEVICE_ALIGN);
         let size_bytes = match place {
-            Place::Fd(_, deposit) => Some(deposit.facts.size_bytes),
+            Place::Fd(_, deposit) => {
+                deposit.check("create")?;
+                Some(deposit.facts.size_bytes)
+            }
             _ => None,
         };
         let mut layout = Layout { size_bytes: u64::MAX, align, used: 0, members: Vec::new() };

@@ -53,8 +53,8 @@ pub(crate) fn begin(
     export: impl FnMut(usize) -> Option<OwnedFd>,
     deadline: Deadline,
 ) -> Vec<EarlyRegistration> {
-    let recallable = |deposit: &&Deposit| connection.common.check_recallable(deposit).is_ok();
-    let wanted = deposits.iter().take_while(recallable).count();
+    let is_sound = |deposit: &&Deposit| connection.common.check_deposit(deposit).is_ok();
+    let wanted = deposits.iter().take_while(is_sound).count();
     let claimed = claim(connection, u32::try_from(wanted).expect("a message's"));
     let fds: Vec<OwnedFd> = (0..claimed as usize).map_while(export).collect();
     let deposits = &deposits[..fds.len()];

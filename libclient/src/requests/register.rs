@@ -73,7 +73,7 @@ fn register_some(
     let mut exports: Vec<Export<'_>> = Vec::with_capacity(chunk);
     let mut sent: Vec<usize> = Vec::with_capacity(chunk);
     for index in begin..begin + chunk {
-        let checked = connection.common.check_recallable(&batch.deposits[index]);
+        let checked = connection.common.check_deposit(&batch.deposits[index]);
         match checked.and_then(|()| (batch.export)(index)) {
             Ok(export) => {
                 exports.push(export);

@@ -57,7 +57,7 @@ impl Registering {
     /// Adds one; `take_answered` names it by this number: how many there were before.
     pub fn add(&mut self, deposit: Deposit, fd: OwnFd) {
         let index = self.deposits.len();
-        match self.connection.common.check_recallable(&deposit) {
+        match self.connection.common.check_deposit(&deposit) {
             Ok(()) => self.open.push_back(index),
             Err(error) => self.answered.push((index, Err(error))),
         }

@@ -4,8 +4,8 @@
 use crate::support::*;
 use fdbroker_client::host::{Arena, HostMemory};
 use fdbroker_client::{
-    Access, CacheSettings, Client, Deposit, Error, ErrorCode, ImportCache, RecallAnswer,
-    Registration,
+    Access, CacheSettings, Client, Deposit, Error, ErrorCode, ImportCache, NewObject,
+    ObjectOptions, Place, RecallAnswer, Registration,
 };
 use fdbroker_protocol::Kind;
 use std::fs::File;
@@ -102,6 +102,30 @@ fn register_when_recallable_without_a_recall_callback_then_that_one_is_refused()
     let builder = Client::builder().on_recall(answer);
     let (client, peer) = broker.client_with(builder, Terms::default());
     assert!(register(&client, &peer, &deposits).iter().all(Result::is_ok));
+}
+
+#[test]
+fn register_when_it_is_no_allocation_then_that_one_is_refused_with_what_is_wrong() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let facts = deposit(1).facts;
+    let deposits = [
+        deposit(1).facts(facts.size_bytes(0)),
+        deposit(1).base(u64::MAX),
+        deposit(1).facts(facts.device(1 << 16)),
+        deposit(2),
+    ];
+    let outcomes = register(&client, &peer, &deposits);
+    for (outcome, why) in outcomes.iter().zip(["has bytes", "its address", "of its device"]) {
+        let error = outcome.as_ref().unwrap_err();
+        assert_says(error, ErrorCode::BadHandle, why, "these bytes");
+    }
+    assert_eq!(outcomes[3].as_ref().unwrap().handle, handle(1), "it went alone");
+    let fd = memory(b"");
+    let place = Place::Fd(fd.as_fd(), &deposits[0]);
+    let objects = client.objects();
+    let made = objects.create(&[NewObject::new("a", 0)], place, ObjectOptions::default(), soon());
+    assert_says(&made.unwrap_err(), ErrorCode::BadHandle, "has bytes", "these bytes");
 }
 
 #[test]
