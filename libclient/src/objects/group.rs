@@ -83,12 +83,12 @@ impl Group {
         place: &Place<'_>,
         options: ObjectOptions,
     ) -> Result<(Self, ObjectCreateHead, Items), Error> {
+        whose.check_lasting("create", options.outlives_maker())?;
         let mut layout = Layout::of(members, place, options.room_bytes)?;
         let items = Items::of(members, &layout.members)?;
         let memory = GroupMemory::new(&whose.client, place, &mut layout)?;
         let head = memory.head(whose.flags(), options, place, layout.size_bytes);
-        let ends_with_broker =
-            options.keep.is_some() || options.pin == Some(true) || options.outlive;
+        let ends_with_broker = options.outlives_maker();
         let (whose, number, is_over) = (whose.clone(), 0, true);
         let group = Group { whose, connection, number, ends_with_broker, layout, memory, is_over };
         Ok((group, head, items))

@@ -168,6 +168,7 @@ impl Objects {
         deadline: Deadline,
     ) -> Result<u64, Error> {
         let connection = self.whose.client.connection("put", deadline)?;
+        self.whose.check_lasting("put", options.outlives_maker())?;
         let members: Vec<NewObject<'_>> = objects.iter().map(NewObject::from).collect();
         let layout = Layout::of(&members, &Place::Host, 0)?;
         let items = wire::Items::of(&members, &layout.members)?;
@@ -324,8 +325,9 @@ impl Objects {
     /// their order. A new process of the same user takes over kept objects so, by name.
     ///
     /// # Errors
-    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. The outcomes: NOT_FOUND,
-    /// NOT_SEALED, NO_QUOTA (with the cap), NOT_SUPPORTED (a job's), NOT_PERMITTED.
+    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE, NOT_SUPPORTED (a job's are to be
+    /// kept or pinned). The outcomes: NOT_FOUND, NOT_SEALED, NO_QUOTA (with the cap), NOT_SUPPORTED
+    /// (this client has no job), NOT_PERMITTED.
     pub fn touch<N: AsRef<str>>(
         &self,
         names: &[N],
@@ -333,6 +335,7 @@ impl Objects {
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
         let connection = self.whose.client.connection("touch", deadline)?;
+        self.whose.check_lasting("touch", touch.keep.is_some() || touch.pin == Some(true))?;
         wire::touch(&connection, self.whose.flags(), names, touch, deadline)
     }
 

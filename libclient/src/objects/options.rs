@@ -9,6 +9,8 @@ use crate::backend::cuda;
 #[cfg(feature = "level-zero")]
 use crate::backend::level_zero;
 use crate::deposit::Deposit;
+use crate::error::Error;
+use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::object_flags;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -127,6 +129,11 @@ pub struct ObjectOptions {
 }
 
 impl ObjectOptions {
+    /// Whether it is asked to.
+    pub(super) fn outlives_maker(&self) -> bool {
+        self.keep.is_some() || self.pin == Some(true) || self.outlive
+    }
+
     /// With another [`ObjectOptions::replace`](field@ObjectOptions::replace).
     #[must_use]
     pub fn replace(self, replace: bool) -> Self {
@@ -238,5 +245,14 @@ impl Whose {
     /// Bits of the `flags` in the heads of requests.
     pub fn flags(&self) -> u32 {
         if self.of_job { object_flags::JOB } else { 0 }
+    }
+
+    /// Refuses what is to outlive a job that it ends with.
+    pub fn check_lasting(&self, what: &str, outlives_maker: bool) -> Result<(), Error> {
+        if self.of_job && outlives_maker {
+            let why = "objects of a job can be neither kept nor pinned: they end with it; make them without, or as the user's";
+            return Err(Error::new(ErrorCode::NotSupported, what).because(why));
+        }
+        Ok(())
     }
 }

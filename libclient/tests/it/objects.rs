@@ -349,7 +349,7 @@ fn cancel_when_a_get_is_answered_all_the_same_then_its_grant_is_given_back() {
 #[test]
 fn touch_when_asked_then_its_flags_and_outcomes_are_those_of_the_names() {
     let (_broker, client, peer, _) = client();
-    let objects = client.objects().of_job();
+    let objects = client.objects();
     thread::scope(|scope| {
         let touch = Touch::default().keep(Duration::from_millis(5)).pin(false);
         let objects = &objects;
@@ -359,7 +359,7 @@ fn touch_when_asked_then_its_flags_and_outcomes_are_those_of_the_names() {
             let (head, _) = message.head_and_named::<ObjectTouchHead, ObjectName>().unwrap();
             (head.ttl_ms.get(), head.flags.get())
         });
-        let expected = object_flags::JOB | object_flags::KEEP | object_flags::UNPIN;
+        let expected = object_flags::KEEP | object_flags::UNPIN;
         assert_eq!((ttl_ms, flags), (5, expected));
         peer.answer_statuses(&request, &[Status::OK, ErrorCode::NotFound.into()]);
         let outcomes = call.join().unwrap();

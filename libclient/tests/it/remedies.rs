@@ -5,7 +5,7 @@ use crate::support::*;
 use fdbroker_client::host::{Arena, HostMemory};
 use fdbroker_client::{
     Access, CacheSettings, Client, Deposit, Error, ErrorCode, ImportCache, NewObject,
-    ObjectOptions, Place, RecallAnswer, Registration,
+    ObjectOptions, Place, RecallAnswer, Registration, Touch,
 };
 use fdbroker_protocol::Kind;
 use std::fs::File;
@@ -126,6 +126,26 @@ fn register_when_it_is_no_allocation_then_that_one_is_refused_with_what_is_wrong
     let objects = client.objects();
     let made = objects.create(&[NewObject::new("a", 0)], place, ObjectOptions::default(), soon());
     assert_says(&made.unwrap_err(), ErrorCode::BadHandle, "has bytes", "these bytes");
+}
+
+#[test]
+fn objects_when_a_jobs_are_to_be_kept_or_pinned_then_says_that_they_cannot() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let objects = client.objects().of_job();
+    let new = [NewObject::new("a", 1)];
+    let time = Duration::from_secs(1);
+    let options = ObjectOptions::default();
+    for lasting in [options.pin(true), options.keep(time), options.outlive(true)] {
+        let made = objects.create(&new, Place::Host, lasting, soon());
+        for error in [made.unwrap_err(), objects.put("a", b"x", lasting, soon()).unwrap_err()] {
+            assert_says(&error, ErrorCode::NotSupported, "neither kept nor pinned", "absent");
+        }
+    }
+    for touch in [Touch::default().pin(true), Touch::default().keep(time)] {
+        let error = objects.touch(&["a"], touch, soon()).unwrap_err();
+        assert_says(&error, ErrorCode::NotSupported, "neither kept nor pinned", "absent");
+    }
 }
 
 #[test]
