@@ -426,6 +426,8 @@ impl std::fmt::Display for Status {
                     (pid, _) => write!(f, "{code} (the owner, pid {pid}, said {cause})"),
                 }
             }
+            ErrorCode::Version if value == 0 => write!(f, "{code} (no object has it)"),
+            ErrorCode::Version => write!(f, "{code} (it has version {value})"),
             code if *self == Status::NO_POD => write!(f, "{}: {OUTSIDE_PODS}", code.name()),
             code => write!(f, "{code}"),
         }
@@ -450,6 +452,10 @@ mod tests {
                 domains.contains("cap domains = 16 is full") && domains.contains(said),
                 "{domains}"
             );
+        }
+        for (version, said) in [(0, " (no object has it)"), (7, " (it has version 7)")] {
+            let other = Status::with_value(ErrorCode::Version, version).to_string();
+            assert!(other.starts_with("VERSION: ") && other.ends_with(said), "{other}");
         }
         let no_pod = Status::NO_POD.to_string();
         assert!(no_pod.starts_with("NOT_PERMITTED: the listener serves pods alone"), "{no_pod}");

@@ -2,7 +2,7 @@
 //! library. Must never reuse a range before the broker says that its last lease is gone.
 
 use super::host::HostMemory;
-use super::memfd::closed_here;
+use super::memfd::{check_some, closed_here};
 use super::pool::{MemoryBackend, Pool, check_window, next_allocation_id};
 use super::ranges::{Emptying, Freed, Ranges, key};
 use super::registering::{Registers, register_all};
@@ -58,7 +58,7 @@ impl Arena {
     ///
     /// # Errors
     /// NOT_SUPPORTED: the backend is absent here, or `own_fds` leaves no export window and the
-    /// backend needs one. INTERNAL: no memory. LOCAL_FD_LIMIT.
+    /// backend needs one. BAD_HANDLE: 0 bytes. INTERNAL: no memory. LOCAL_FD_LIMIT.
     pub fn new(client: &Client, memory: HostMemory, bytes: usize) -> Result<Self, Error> {
         Self::with_backend(client, &memory, bytes, Share::Uid)
     }
@@ -108,10 +108,11 @@ impl Arena {
     ///
     /// # Errors
     /// NO_QUOTA: no free range is long enough; says how much is free, and how much waits to be
-    /// drained.
+    /// drained. BAD_HANDLE: 0 bytes.
     pub fn alloc(&self, len: usize) -> Result<HostBuffer, Error> {
         let inner = &self.inner;
-        let span = len.checked_next_multiple_of(page_size()).filter(|span| *span > 0);
+        check_some(len)?;
+        let span = len.checked_next_multiple_of(page_size());
         let mut ranges = lock(&inner.ranges);
         let id = next_allocation_id();
         let taken = span.and_then(|span| ranges.take(span, id)).ok_or_else(|| {

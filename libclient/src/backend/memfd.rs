@@ -48,11 +48,22 @@ pub(crate) fn closed_here() -> Error {
     Error::new(ErrorCode::NotSupported, "export the memory").because(why)
 }
 
-/// `bytes`, more than 0, in whole pages.
+/// `bytes` in whole pages.
+///
+/// # Errors
+/// BAD_HANDLE: 0. INTERNAL: more than there can be.
 pub(crate) fn whole_pages(bytes: usize) -> Result<usize, Error> {
-    let len = bytes.checked_next_multiple_of(page_size()).filter(|len| *len > 0);
-    let context = || format!("shared memory of {bytes} bytes cannot be");
+    check_some(bytes)?;
+    let context = || format!("shared memory of {bytes} bytes: there are not so many addresses");
+    let len = bytes.checked_next_multiple_of(page_size());
     len.ok_or_else(|| Error::new(ErrorCode::Internal, context()))
+}
+
+/// # Errors
+/// BAD_HANDLE: 0 bytes.
+pub(crate) fn check_some(bytes: usize) -> Result<(), Error> {
+    let context = "shared memory of 0 bytes: ask for at least one";
+    if bytes > 0 { Ok(()) } else { Err(Error::new(ErrorCode::BadHandle, context)) }
 }
 
 /// What it means that no memfd can be made.

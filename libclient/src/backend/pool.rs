@@ -89,9 +89,9 @@ pub struct PoolExport {
 pub(super) fn check_window(client: &Client, name: &str) -> Result<(), Error> {
     match client.own_fds() {
         0 | 1 => {
-            let context =
-                format!("memory {name}: every export is a new fd, so `own_fds` must be 2 or more");
-            Err(Error::new(ErrorCode::NotSupported, context))
+            let context = format!("memory {name}: every export is a new fd");
+            let why = "so `own_fds` must be 2 or more when the client connects: in Rust `ClientBuilder::own_fds`, in C that of fdbroker_options_t";
+            Err(Error::new(ErrorCode::NotSupported, context).because(why))
         }
         _ => Ok(()),
     }

@@ -91,7 +91,9 @@ impl Grant {
         let length = length.and_then(|length| usize::try_from(length).ok());
         let start = info.facts.fd_offset.checked_add(offset);
         let (Some(length), Some(start)) = (length, start) else {
-            let context = format!("offset {offset} is not inside {} bytes", info.facts.size_bytes);
+            let size_bytes = info.facts.size_bytes;
+            let context =
+                format!("import {}: offset {offset} is not inside {size_bytes} bytes", info.id);
             return Err(Error::new(ErrorCode::BadHandle, context).into());
         };
         Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)

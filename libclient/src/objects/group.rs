@@ -33,6 +33,7 @@ pub struct Group {
     ends_with_broker: bool,
     layout: Layout,
     memory: GroupMemory,
+    expecting: wire::Expecting,
     /// Nothing is to be given up any more.
     is_over: bool,
 }
@@ -89,8 +90,19 @@ impl Group {
         let memory = GroupMemory::new(&whose.client, place, &mut layout)?;
         let head = memory.head(whose.flags(), options, place, layout.size_bytes);
         let ends_with_broker = options.outlives_maker();
+        let mut expecting = wire::Expecting::default();
+        expecting.add(members);
         let (whose, number, is_over) = (whose.clone(), 0, true);
-        let group = Group { whose, connection, number, ends_with_broker, layout, memory, is_over };
+        let group = Group {
+            whose,
+            connection,
+            number,
+            ends_with_broker,
+            layout,
+            memory,
+            expecting,
+            is_over,
+        };
         Ok((group, head, items))
     }
 
@@ -146,6 +158,7 @@ impl Group {
         wire::add_all(&self.connection, self.number, &items, deadline)?;
         let begin = self.layout.members.len();
         self.layout.take(placed);
+        self.expecting.add(objects);
         Ok(begin..self.layout.members.len())
     }
 
@@ -274,7 +287,7 @@ impl Group {
         // It was lost meanwhile: the group ended with it.
         match self.check_connection("seal") {
             Err(lost) if error.code == ErrorCode::NotConnected => lost,
-            _ => error,
+            _ => self.expecting.named(error),
         }
     }
 }

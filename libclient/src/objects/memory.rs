@@ -82,7 +82,12 @@ impl Layout {
     }
 }
 
+/// `size_bytes`: of the group's memory; u64::MAX: of any.
 fn does_not_fit(bytes: u64, size_bytes: u64) -> Error {
+    if size_bytes == u64::MAX {
+        let context = format!("objects of {bytes} bytes, with their offsets and their room");
+        return Error::new(ErrorCode::BadHandle, context).because("no memory is so large");
+    }
     let context = format!("objects of {bytes} bytes in a group's memory of {size_bytes}");
     Error::new(ErrorCode::BadHandle, context)
         .because("stay inside the memory, or create the group with more room (room_bytes)")

@@ -181,7 +181,12 @@ impl Objects {
         let sealed = wire::add(&connection, number, &items, create.end(), deadline)
             .and_then(|()| Making::Seal(number).ask(&connection, None, deadline));
         // Of one that is sealed the broker says that it is.
-        sealed.map(|it| it.number).inspect_err(|_| connection.post(OneWay::Abort(number)))
+        sealed.map(|it| it.number).map_err(|error| {
+            connection.post(OneWay::Abort(number));
+            let mut expecting = wire::Expecting::default();
+            expecting.add(&members);
+            expecting.named(error)
+        })
     }
 
     /// Makes any number, in groups of 253: the version of each, in their order.

@@ -3,7 +3,7 @@
 //! panic. `thread` or `dispatch` gives it its turns.
 
 use super::resume::{Outcome, Resume};
-use super::session::{DROPPED, Session};
+use super::session::Session;
 use super::supply::Supplier;
 use crate::books::holdings::{LostRegistration, Named};
 use crate::books::one_way::OwnerKey;
@@ -18,7 +18,7 @@ use crate::limits::{
 use crate::notice::{Notice, Recall};
 use crate::own_fds::CLOSED_HERE;
 use crate::sync::Serving;
-use crate::wire::connection::{Connection, UnseenPage};
+use crate::wire::connection::{Connection, ENDED_HERE, UnseenPage};
 use crate::wire::handshake::{Caller, Greeted, Greeting, place_of};
 use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
@@ -497,7 +497,7 @@ impl Server {
         self.link = Link::Resuming { connection: Arc::clone(&connection), page, pause };
         if session.is_stopping() {
             // The client was dropped meanwhile, and found no next one to end.
-            connection.kill(DROPPED);
+            connection.kill(ENDED_HERE);
         }
         ended.iter().for_each(|one| lost(session, one));
         1 + self.name_again(session, &connection)

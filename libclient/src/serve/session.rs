@@ -3,7 +3,7 @@
 
 use crate::books::common::Common;
 use crate::notice::{NoticeCallback, RecallCallback};
-use crate::wire::connection::{Connection, Facts};
+use crate::wire::connection::{Connection, ENDED_HERE, Facts};
 use crate::wire::handshake::Caller;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -68,7 +68,7 @@ impl Session {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = connection;
         if self.is_stopping() {
             // The client was dropped meanwhile, and may have ended the one before.
-            self.current().kill(DROPPED);
+            self.current().kill(ENDED_HERE);
         }
     }
 
@@ -83,9 +83,9 @@ impl Session {
 
     /// Ends the connection of the moment, and the one that is to be the next.
     pub fn kill_all(&self) {
-        self.current().kill(DROPPED);
+        self.current().kill(ENDED_HERE);
         if let Some(next) = self.common.holdings.line() {
-            next.kill(DROPPED);
+            next.kill(ENDED_HERE);
         }
     }
 
@@ -93,9 +93,6 @@ impl Session {
         self.stopping.load(Ordering::Acquire)
     }
 }
-
-/// Why the connections of a client end with it.
-pub(crate) const DROPPED: &str = "the client was dropped";
 
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

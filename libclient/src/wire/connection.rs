@@ -34,6 +34,9 @@ use std::time::Instant;
 const CONNECTS_ANEW: &str = "this program has closed the library's fds; the library connects anew as soon as an fd is free and the \
      broker answers: call again, and leave alone what the program has not opened";
 
+/// Why the connections of a client end with it.
+pub(crate) const ENDED_HERE: &str = "this program has ended its client, or dropped it";
+
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
@@ -318,6 +321,9 @@ impl Connection {
         let why = self.why_ended.get().map_or_else(String::new, |why| format!(" ({why})"));
         let lost = format!("{what}: the connection to the broker is lost{why}");
         let error = Error::not_connected(lost);
+        if self.why_ended.get().is_some_and(|why| **why == *ENDED_HERE) {
+            return error.because("make another client");
+        }
         match (self.closed_here(), &*lock(&self.refusal)) {
             (Some(_), _) => error.because(CONNECTS_ANEW),
             (None, Some(refusal)) => error.because(refusal.clone()),

@@ -384,7 +384,7 @@ fn alloc_when_slice_then_bytes_are_those_of_the_memory() {
     buffer.read_at(0, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 16]);
     buffer.write_at(16, &[1]).unwrap_err();
-    assert_eq!(arena.alloc(0).unwrap_err().code, ErrorCode::NoQuota);
+    assert_eq!(arena.alloc(usize::MAX).unwrap_err().code, ErrorCode::NoQuota);
 }
 
 #[test]

@@ -174,8 +174,8 @@ fn new_when_it_cannot_be_then_says_why_and_sends_nothing() {
     narrow_peer.assert_silent();
 
     let (client, peer) = broker.client_with(builder(), Terms::default());
-    for len in [0, usize::MAX] {
-        assert_eq!(new(&client, IsolatedMemory::Memfd, len).unwrap_err().code, ErrorCode::Internal);
+    for (len, code) in [(0, ErrorCode::BadHandle), (usize::MAX, ErrorCode::Internal)] {
+        assert_eq!(new(&client, IsolatedMemory::Memfd, len).unwrap_err().code, code);
     }
     if IsolatedMemory::DmaHeap.available().is_err() {
         let error = new(&client, IsolatedMemory::DmaHeap, 1).unwrap_err();

@@ -205,6 +205,30 @@ fn put_when_made_then_two_messages_and_the_broker_gets_a_file_that_nobody_can_ch
 }
 
 #[test]
+fn seal_when_a_name_has_another_version_then_says_which_name_and_which_version() {
+    let (_broker, _client, peer, objects) = client();
+    thread::scope(|scope| {
+        let puts = [PutObject::new("a", b"x"), PutObject::new("b", b"x").expect(3)];
+        let objects = &objects;
+        let put = scope.spawn(move || objects.put_group(&puts, plain(), soon()));
+        peer.answer_create(&peer.recv(), 5);
+        peer.fail(peer.recv_kind(Kind::ObjectSeal).id, Status::with_value(ErrorCode::Version, 7));
+        let said = put.join().unwrap().unwrap_err().to_string();
+        assert!(said.starts_with("seal b: VERSION: ") && said.ends_with("version 7)"), "{said}");
+        peer.answer_statuses(&peer.recv_kind(Kind::ObjectAbort), &[Status::OK]);
+
+        let new = [NewObject::new("a", 1).expect(0), NewObject::new("b", 1).expect(3)];
+        let made = scope.spawn(move || objects.create(&new, Place::Host, plain(), soon()));
+        peer.answer_create(&peer.recv(), 6);
+        let group = made.join().unwrap().unwrap();
+        let sealed = scope.spawn(|| group.seal(soon()).map_err(|failure| failure.to_string()));
+        peer.fail(peer.recv_kind(Kind::ObjectSeal).id, Status::with_value(ErrorCode::Version, 0));
+        let said = sealed.join().unwrap().unwrap_err();
+        assert!(said.starts_with("seal a or one of 1 others: VERSION: "), "{said}");
+    });
+}
+
+#[test]
 fn create_when_its_answer_comes_too_late_then_the_group_is_given_up() {
     let (_broker, client, peer, objects) = client();
     let error = objects.put("late", b"x", plain(), Deadline::from_ms(10)).unwrap_err();

@@ -2,10 +2,10 @@
 //! remedy that helps.
 
 use crate::support::*;
-use fdbroker_client::host::{Arena, HostMemory};
+use fdbroker_client::host::{Arena, HostMemory, IsolatedBuffer, IsolatedMemory};
 use fdbroker_client::{
     Access, CacheSettings, Client, Deposit, Error, ErrorCode, ImportCache, NewObject,
-    ObjectOptions, Place, RecallAnswer, Registration, Touch,
+    ObjectOptions, Place, RecallAnswer, Registration, Share, Touch,
 };
 use fdbroker_protocol::Kind;
 use std::fs::File;
@@ -38,6 +38,21 @@ fn import_when_for_writing_and_the_fd_is_read_only_then_not_permitted() {
 }
 
 #[test]
+fn import_when_the_offset_is_outside_then_says_of_how_many_bytes() {
+    let broker = FakeBroker::listen();
+    let (client, mut peer) = broker.client();
+    let fd = memory(&[7; PAGE]);
+    let grant = thread::scope(|scope| {
+        let call = scope.spawn(|| client.acquire(&handle(1), soon()).unwrap());
+        let request = peer.recv_kind(Kind::Acquire);
+        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), PAGE as u64)]);
+        call.join().unwrap()
+    });
+    let error = grant.import(Access::Read, PAGE as u64).unwrap_err();
+    assert_says(&error, ErrorCode::BadHandle, "offset 4096 is not inside 4096", "these bytes");
+}
+
+#[test]
 fn alloc_when_the_arena_is_full_then_no_cap_of_the_broker_is_blamed() {
     let broker = FakeBroker::listen();
     let (client, _peer) = broker.client();
@@ -45,6 +60,50 @@ fn alloc_when_the_arena_is_full_then_no_cap_of_the_broker_is_blamed() {
     let _all = arena.alloc(PAGE).unwrap();
     let error = arena.alloc(1).unwrap_err();
     assert_says(&error, ErrorCode::NoQuota, "make a larger arena", "cap");
+}
+
+#[test]
+fn alloc_when_of_no_bytes_then_says_so() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let isolated =
+        IsolatedBuffer::new(&client, IsolatedMemory::Memfd, 0, Share::Uid, soon()).unwrap_err();
+    let made = [Arena::new(&client, HostMemory::Memfd, 0).unwrap_err(), isolated];
+    for error in made.into_iter().chain([arena.alloc(0).unwrap_err()]) {
+        assert_says(&error, ErrorCode::BadHandle, "ask for at least one", "these bytes");
+    }
+}
+
+#[test]
+fn isolated_when_own_fds_leave_no_window_then_names_where_it_is_set() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    let made = IsolatedBuffer::new(&client, IsolatedMemory::Memfd, 1, Share::Uid, soon());
+    let error = made.unwrap_err();
+    assert_says(&error, ErrorCode::NotSupported, "`ClientBuilder::own_fds`", "absent");
+}
+
+#[test]
+fn register_when_the_client_was_ended_then_no_broker_is_to_be_started() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    client.end();
+    let error = client.register(&deposit(1), memory(b"").as_fd(), soon()).unwrap_err();
+    assert_says(&error, ErrorCode::NotConnected, "make another client", "start");
+}
+
+#[test]
+fn create_when_larger_than_any_memory_then_no_group_is_blamed() {
+    let broker = FakeBroker::listen();
+    let (client, _peer) = broker.client();
+    for bytes in [u64::MAX, u64::MAX - 1, 1 << 63] {
+        let objects = [NewObject::new("a", bytes)];
+        let options = ObjectOptions::default();
+        let made = client.objects().create(&objects, Place::Host, options, soon());
+        let error = made.unwrap_err();
+        assert_says(&error, ErrorCode::BadHandle, "no memory is so large", "group");
+    }
 }
 
 #[test]

@@ -96,6 +96,38 @@ impl Items {
     }
 }
 
+/// Names that are to have a version when the group is sealed: one of them has another one where the
+/// broker says VERSION.
+#[derive(Debug, Default)]
+pub struct Expecting {
+    first: Option<Box<str>>,
+    others: usize,
+}
+
+impl Expecting {
+    pub fn add(&mut self, objects: &[NewObject<'_>]) {
+        for object in objects.iter().filter(|object| object.expect.is_some()) {
+            match self.first {
+                None => self.first = Some(object.name.into()),
+                Some(_) => self.others += 1,
+            }
+        }
+    }
+
+    pub fn named(&self, error: Error) -> Error {
+        match (&self.first, error.code) {
+            (Some(first), ErrorCode::Version) => {
+                let context = match self.others {
+                    0 => format!("seal {first}"),
+                    others => format!("seal {first} or one of {others} others"),
+                };
+                Error { context, ..error }
+            }
+            _ => error,
+        }
+    }
+}
+
 pub(super) fn name_len(name: &str) -> u8 {
     u8::try_from(name.len()).expect("a checked name has at most 255 bytes")
 }
