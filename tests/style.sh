@@ -67,11 +67,12 @@ named() {
   return "$status"
 }
 
-# The library for host memory alone, and for one driver: nothing of the others is compiled, and nothing of what is left is unused.
+# The library for host memory alone, and for one driver: nothing of the others is compiled or linked to, and nothing of what is left is unused.
 with_features() {
   local features
   for features in '' cuda level-zero; do
     cargo clippy -p fdbroker-client --quiet --no-default-features --features "$features" -- -D warnings || return 1
+    RUSTDOCFLAGS="-D warnings" cargo doc -p fdbroker-client --quiet --no-deps --no-default-features --features "$features" || return 1
   done
   ! cargo tree -p fdbroker-client --edges normal --no-default-features | grep -E 'level-zero|libloading'
 }

@@ -39,8 +39,8 @@ const NOT_BUILT_IN: &str = "the program was built without this feature of fdbrok
 
 /// The backend of a name: `memfd`, `udmabuf`, `cuda`, `level-zero`. Whether it works here is for
 /// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see
-/// [`isolated_by_name`]; or none that allocates: see [`cuda::CudaBuffer`],
-/// [`level_zero::LevelZeroBuffer`].
+/// [`isolated_by_name`]; or none that allocates: see `cuda::CudaBuffer`,
+/// `level_zero::LevelZeroBuffer`.
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.

@@ -12,8 +12,8 @@ use crate::error::Error;
 use fdbroker_protocol::{AllocationId, Facts, Gpu, Handle, Share};
 use std::sync::Arc;
 
-/// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
-/// [`crate::level_zero::LevelZeroBuffer`].
+/// Device memory of this process, shared through the broker: `cuda::CudaBuffer`,
+/// `level_zero::LevelZeroBuffer`.
 ///
 /// It is recallable: the broker may close its fd and ask for it again, and the library thread
 /// exports it without the application; what is in the memory stays. Dropping it unregisters it

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::map::Access;
 
 /// Device memory imported: opened for a device. No kernel may use it after the drop:
-/// [`crate::cuda::CudaImport`], [`crate::level_zero::LevelZeroImport`].
+/// `cuda::CudaImport`, `level_zero::LevelZeroImport`.
 pub type DeviceImport<D> = Imported<<D as MemoryDevice>::Memory>;
 
 impl<M: DeviceMemory> Imported<M> {

@@ -12,8 +12,8 @@ use fdbroker_protocol::{Gpu, MemoryKind};
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A device of a driver that shares memory by fds: [`crate::cuda::Device`],
-/// [`crate::level_zero::Device`].
+/// A device of a driver that shares memory by fds: `cuda::Device`,
+/// `level_zero::Device`.
 pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
     /// What it allocates.
     type Memory: DeviceMemory;
