@@ -75,7 +75,8 @@ pub struct AllocationInfo {
     pub driver_data: DriverData,
 }
 
-/// An allocation to register; its fd travels beside it.
+/// An allocation to register; its fd travels beside it. A memfd needs the seals F_SEAL_SHRINK and
+/// F_SEAL_SEAL, and F_SEAL_GROW for a [`Deposit::share`](field@Deposit::share) beyond the uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Deposit {

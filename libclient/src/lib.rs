@@ -1,5 +1,6 @@
 //! fdbroker's library for ranks: share memory between the processes of a node without holding its
-//! fds. Must never use a signal, ptrace or prctl, leave an fd unowned, or wait without a deadline.
+//! fds. It uses no signal, ptrace or prctl, leaves no fd unowned, and no call waits without a
+//! deadline.
 //!
 //! A producer registers an allocation and gets a 64-byte [`Handle`], which it passes on by value as
 //! it likes. A consumer acquires the handle and gets a [`Grant`]: a duplicate fd and a [`Lease`].

@@ -1,7 +1,9 @@
-//! The fds that the library keeps: each is known by what it is, since a program may close any
-//! number and open something of its own there. Must never use or close a number that is not proved
-//! first, nor name one to the layers that guard them after it was closed. Guarding takes no lock
-//! and no memory.
+//! Which fds of this process are the library's own: for programs that close fds by their numbers,
+//! and are to leave these alone ([`is_own`], [`list`]). What a program closes all the same is found
+//! out, and the client connects anew.
+// Each is known by what it is, since a program may close any number and open something of its own
+// there. Must never use or close a number that is not proved first, nor name one to the layers that
+// guard them after it was closed. Guarding takes no lock and no memory.
 
 use crate::error::Error;
 use crate::fork::Process;

@@ -1,5 +1,5 @@
-//! Where shared memory comes from: one trait, the host's backends behind it, others found by name.
-//! Must never pretend: a backend that is absent answers NOT_SUPPORTED and says what is missing.
+//! Where shared memory comes from: the backends of [`crate::Arena::with_backend`], the host's and
+//! others, found by name. One that is absent here answers NOT_SUPPORTED and says what is missing.
 
 pub(crate) mod arena;
 #[cfg(feature = "cuda")]

@@ -17,7 +17,8 @@ pub(crate) fn next_allocation_id() -> u64 {
     NEXT_ALLOCATION_ID.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A source of memory that can be exported as fds.
+/// A source of memory that can be exported as fds. The library has all there are; a type of a
+/// program's own wraps one of these ([`crate::HostMemory`], [`crate::backend::by_name`]).
 pub trait MemoryBackend: Send + Sync + Debug {
     /// Its name, such as `memfd`.
     fn name(&self) -> &'static str;
@@ -38,7 +39,9 @@ pub trait MemoryBackend: Send + Sync + Debug {
     fn allocate(&self, bytes: usize) -> Result<Box<dyn Pool>, Error>;
 }
 
-/// Memory of a backend: mapped here, exported by ranges.
+/// Memory of a backend: mapped here, exported by ranges. A type of a program's own wraps one that
+/// [`MemoryBackend::allocate`] of the library has made, and hands on its [`PoolExport`]s, which the
+/// library alone makes.
 pub trait Pool: Send + Sync + Debug {
     /// First byte; mapped as long as the pool lives.
     fn base(&self) -> *mut u8;

@@ -177,7 +177,8 @@ impl ObjectOptions {
     }
 }
 
-/// Where the memory of a group is.
+/// Where the memory of a group is: the host, a device of the library's drivers, or an fd. Devices of
+/// other kinds hold no named objects.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Place<'a> {
@@ -190,8 +191,9 @@ pub enum Place<'a> {
     #[cfg(feature = "level-zero")]
     LevelZero(&'a level_zero::Device),
     /// Memory behind an fd that the program has: kind, size, offset, device and driver data as the
-    /// deposit says (the rest of it means nothing here). A memfd must be sealed against shrinking
-    /// and growing, not against sealing, and is sealed against writing when the group is.
+    /// deposit says (the rest of it means nothing here). A memfd must have the
+    /// seals F_SEAL_SHRINK and F_SEAL_GROW, but not F_SEAL_SEAL, and is sealed against writing when
+    /// the group is.
     Fd(BorrowedFd<'a>, &'a Deposit),
 }
 
