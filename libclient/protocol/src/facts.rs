@@ -11,8 +11,8 @@ use zerocopy::{
 /// What an owner says of its memory, and each holder may know: kind, device, size, and where in its
 /// fd it is. Made by [`Facts::new`] and the methods named as the fields.
 // A new fact goes here and into `FactsItem`; the conversions between the two name every field. Who
-// writes it down elsewhere takes a `FactsItem` apart, which does not compile before the new fact has
-// a place there, too.
+// writes it down elsewhere takes a `FactsItem` apart, which does not compile before the new fact
+// has a place there, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Facts {

@@ -12,8 +12,8 @@ wire_enum! {
         /// A CUDA VMM export: an fd of /dev/nvidiactl. The owner claims its size.
         CudaVmm = 2, "cuda-vmm";
         /// A range of a memfd with the seals F_SEAL_SHRINK and F_SEAL_SEAL, and F_SEAL_GROW where
-        /// it is shared beyond its uid; one for named objects has no F_SEAL_SEAL before its group is
-        /// sealed. The broker proves its size.
+        /// it is shared beyond its uid; one for named objects has no F_SEAL_SEAL before its group
+        /// is sealed. The broker proves its size.
         Memfd = 3, "memfd";
     }
 }

@@ -95,8 +95,8 @@ impl IsolatedBuffer {
     /// # Errors
     /// NO_QUOTA: the broker's caps are full of what cannot be evicted; nothing was allocated, or it
     /// was given back. NOT_SUPPORTED: this memory is absent here, or `own_fds` leaves no export
-    /// window. BAD_HANDLE: 0 bytes. INTERNAL: no memory, or no addresses. LOCAL_FD_LIMIT, TIMED_OUT,
-    /// NOT_CONNECTED, and as [`Client::register`].
+    /// window. BAD_HANDLE: 0 bytes. INTERNAL: no memory, or no addresses. LOCAL_FD_LIMIT,
+    /// TIMED_OUT, NOT_CONNECTED, and as [`Client::register`].
     pub fn new(
         client: &Client,
         memory: IsolatedMemory,

@@ -330,9 +330,9 @@ impl Objects {
     /// their order. A new process of the same user takes over kept objects so, by name.
     ///
     /// # Errors
-    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE, NOT_SUPPORTED (a job's are to be
-    /// kept or pinned). The outcomes: NOT_FOUND, NOT_SEALED, NO_QUOTA (with the cap), NOT_SUPPORTED
-    /// (this client has no job), NOT_PERMITTED.
+    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE, NOT_SUPPORTED (a job's are to
+    /// be kept or pinned). The outcomes: NOT_FOUND, NOT_SEALED, NO_QUOTA (with the cap),
+    /// NOT_SUPPORTED (this client has no job), NOT_PERMITTED.
     pub fn touch<N: AsRef<str>>(
         &self,
         names: &[N],

@@ -177,8 +177,8 @@ impl ObjectOptions {
     }
 }
 
-/// Where the memory of a group is: the host, a device of the library's drivers, or an fd. Devices of
-/// other kinds hold no named objects.
+/// Where the memory of a group is: the host, a device of the library's drivers, or an fd. Devices
+/// of other kinds hold no named objects.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Place<'a> {
