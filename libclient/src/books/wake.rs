@@ -8,7 +8,7 @@ use crate::fork::Process;
 use crate::own_fds::{Entry, OwnFd, off_stdio, raised};
 use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -41,6 +41,7 @@ pub struct Bell {
     entry: Option<Entry>,
     epoll: ManuallyDrop<Epoll>,
     clapper: OwnFd,
+    is_given_away: bool,
 }
 
 impl Wake {
@@ -138,14 +139,21 @@ impl Bell {
         let epoll = if is_given_away { off_stdio(epoll)? } else { raised(epoll)? };
         let (entry, epoll) = (Entry::of(epoll.as_raw_fd()), ManuallyDrop::new(Epoll(epoll)));
         epoll.add(clapper.polled(), event(EpollFlags::empty())).map_err(failed)?;
-        Ok(Bell { entry, epoll, clapper })
+        Ok(Bell { entry, epoll, clapper, is_given_away })
     }
 
     /// `false`: it is not ours. A foreign epoll does not have the socket, and does nothing.
     fn set(&self, rings: bool) -> bool {
         let wanted = if rings { EpollFlags::EPOLLOUT } else { EpollFlags::empty() };
         let clapper = self.clapper.proved();
-        clapper.is_some_and(|clapper| self.epoll.modify(clapper, &mut event(wanted)).is_ok())
+        let is_ours = |clapper| self.epoll.modify(clapper, &mut event(wanted)).is_ok();
+        let is_set = clapper.is_some_and(is_ours);
+        if is_set && !rings && self.is_given_away {
+            // The socket is among what is ready until somebody looks, and would wake nobody the
+            // next time whose epoll tells of edges alone.
+            let _ = self.epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
+        }
+        is_set
     }
 
     /// Looks whether it is there, and rings.
@@ -209,6 +217,22 @@ mod tests {
         assert!(rings(&bell) && rings(&bell));
         assert!(wake.take_kicks() && !wake.take_kicks());
         assert!(!rings(&bell));
+    }
+
+    #[test]
+    fn kick_when_an_epoll_tells_of_edges_alone_then_it_tells_of_each_after_the_kicks_were_taken() {
+        let wake = Wake::new(true).unwrap();
+        let programs = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        programs
+            .add(wake.bell().polled(), event(EpollFlags::EPOLLIN | EpollFlags::EPOLLET))
+            .unwrap();
+        let told = || programs.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap();
+        for _ in 0..3 {
+            assert_eq!(told(), 0);
+            wake.kick();
+            assert_eq!(told(), 1);
+            assert!(wake.take_kicks());
+        }
     }
 
     #[test]
