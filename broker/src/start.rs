@@ -313,6 +313,13 @@ fn begin(
     settings.core.first_generation = page.first_generation();
     let is_live = |slot: &&FormerSlot| matches!(slot.life, FormerLife::Live { .. });
     let alive: HashSet<AllocationId> = former.iter().filter(is_live).map(|slot| slot.id).collect();
+    if alive.is_empty() && !found.whole.is_empty() {
+        log::warn!(
+            "all {} kept allocations and groups of objects that the service manager stores are given up: by {} none of them lives              (they have all ended just now, or node.key, generations or records there were removed or damaged)",
+            found.whole.len(),
+            settings.admin_directory().display(),
+        );
+    }
     let file_of =
         |deposit: &Deposit, found: &Found| classify::file_of(deposit.facts.kind, found.fd.as_fd());
     let kept = found.whole.iter().filter_map(|found| {

@@ -481,6 +481,29 @@ fn kept_allocations_when_replaced_in_a_row_and_the_broker_is_killed_then_all_of_
     }
 }
 
+#[test]
+fn kept_allocations_when_what_names_them_is_lost_then_the_log_says_so() {
+    for (is_record, says) in
+        [(true, "all 1 kept allocations and groups of objects"), (false, "1 kept fds are given up")]
+    {
+        let mut manager = Manager::new(&KEPT_LONG);
+        manager.start(&[]);
+        let mut owner = Raw::connect(&manager.socket());
+        let block = memfd(c"block", BLOCK_BYTES, all_seals());
+        owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
+        eventually("it is stored", || manager.carried() == 1);
+        manager.end(Signal::SIGKILL);
+        if is_record {
+            std::fs::remove_file(manager.dir().join("fdbroker-admin/records"))
+                .expect("it is there");
+        } else {
+            manager.lose("objects");
+        }
+        manager.start(&[]);
+        eventually("it says so", || manager.log().contains(says));
+    }
+}
+
 /// Two ranges of one memfd, deposited with the same fd.
 #[test]
 fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_until_their_time_is_over()

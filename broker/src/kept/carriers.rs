@@ -303,7 +303,7 @@ impl Carriers {
         !self.urgent.is_empty()
     }
 
-    /// Whether dead fds lie in a carrier, and may be dropped now: what a lane drops lies in carriers
+    /// Whether dead fds lie in a carrier, and may be dropped now: what a lane drops lies there
     /// twice, and is in flight twice.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty() && self.dropping <= DROPPED_AT_ONCE - MESSAGES_PER_CHORE
@@ -318,8 +318,8 @@ impl Carriers {
     /// to the last dead one of them; what lives of these is written again before. `false`: that
     /// cannot be done now.
     pub fn rewrite(&mut self, table: &mut FdTable) -> bool {
-        // Of the one with most dead fds: a queue is dropped from its head, so that a single dead one
-        // behind costs the rewriting of all before it.
+        // Of the one with most dead fds: a queue is dropped from its head, so that a single dead
+        // one behind costs the rewriting of all before it.
         let dead = |at: &&u32| self.all[at].dead;
         let most_dead = || self.dirty.iter().max_by_key(dead);
         let Some(at) = self.urgent.first().or_else(most_dead).copied() else { return false };

@@ -72,6 +72,10 @@ impl FoundAll {
             log::error!("the kept objects and allocations of before are lost, their table is of no use: {error}");
             None
         });
+        if log.is_none() && !carried.is_empty() {
+            let count = carried.len();
+            log::error!("{count} kept fds are given up: the table that names them has not come");
+        }
         self.last_version = log.as_ref().map(Log::versions);
         self.unknown.extend(carried.into_values());
         log
