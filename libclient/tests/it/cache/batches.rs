@@ -47,8 +47,8 @@ fn import_many_when_300_are_missing_then_mapped_is_told_by_the_message() {
     rig.granting.until("all are mapped", |log| log.mapped.concat().len() == 300);
     rig.granting.log(|log| {
         // One for each of the two grants' messages. The library's thread may send what is there in
-        // the middle of one.
-        assert!(log.mapped.len() < 10, "{} messages", log.mapped.len());
+        // the middle of one: 27 were seen on an emulated machine.
+        assert!(log.mapped.len() < 100, "{} messages", log.mapped.len());
         let mut leases = log.mapped.concat();
         leases.sort_unstable();
         assert_eq!(leases, (1..=300).collect::<Vec<u64>>());
