@@ -251,6 +251,14 @@ static void requests(unsigned ms, int round) {
   close(fds[1]);
   if (SAID(fdbroker_object_get_start, context, 1, &known, NULL, ms, &request) == FDBROKER_OK)
     UNTIL_DONE(fdbroker_object_get_test, request, &got);
+  fdbroker_new_object_t object = new_object(new_name());
+  fdbroker_object_group_t *group = NULL;
+  object.bytes = NULL;
+  if (SAID(fdbroker_object_create_start, context, 1, &object, NULL, ms, &request) == FDBROKER_OK)
+    UNTIL_DONE(fdbroker_object_create_test, request, &group);
+  if (group && SAID(fdbroker_object_seal_start, group, 0, NULL, ms, &request) == FDBROKER_OK)
+    UNTIL_DONE(fdbroker_object_seal_test, request, NULL);
+  fdbroker_object_close(group);
 }
 
 static void connections(void) {

@@ -138,7 +138,7 @@ fn register_when_the_fd_is_smaller_than_claimed_then_unsupported() {
     let owner = Owner::without(&broker, "depositor", 1);
     let fd = owner.blocks.export(0);
     let whole = BLOCK_BYTES as u64;
-    for (size_bytes, fd_offset) in [(whole + 1, 0), (whole, 1), (1, u64::MAX), (u64::MAX, 0)] {
+    for (size_bytes, fd_offset) in [(whole + 1, 0), (whole, 1), (1, u64::MAX - 1), (u64::MAX, 0)] {
         let mut deposit = Deposit::new(memory_kind(), size_bytes);
         deposit.facts.fd_offset = fd_offset;
         let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");

@@ -41,6 +41,16 @@ fn node() -> Broker {
     Setup::new().listeners(&["fdbroker"]).start()
 }
 
+/// The minute of the broker's clock.
+fn minute() -> i64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().tv_sec() / 60
+}
+
+/// Minutes from that one on: the broker writes the same line once in each.
+fn minutes_since(first: i64) -> usize {
+    usize::try_from(minute() - first + 1).unwrap()
+}
+
 /// What somebody does to a socket, by its name.
 type Deed = (&'static str, fn(&Path));
 
@@ -75,7 +85,6 @@ const DEEDS: [Deed; 8] = [
 
 #[test]
 fn socket_when_removed_replaced_or_closed_then_the_same_one_stands_there_again_and_it_is_said() {
-    let minute = || clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().tv_sec() / 60;
     let broker = node();
     let first = minute();
     let owner = Owner::of(&broker, "owner", 1);
@@ -90,9 +99,7 @@ fn socket_when_removed_replaced_or_closed_then_the_same_one_stands_there_again_a
     let log = broker.log();
     let said =
         log.lines().filter(|line| line.contains("broker.sock") && line.contains("as it was again"));
-    // A line in each minute of the broker's clock.
-    let minutes = usize::try_from(minute() - first + 1).unwrap();
-    assert!((1..=minutes).contains(&said.count()), "the others are counted: {log}");
+    assert!((1..=minutes_since(first)).contains(&said.count()), "the others are counted: {log}");
     let status = broker.status();
     assert_eq!((status.gauges.sockets_away.get(), status.gauges.sockets_unkept.get()), (0, 0));
 }
@@ -110,13 +117,14 @@ fn socket_when_its_directory_is_moved_away_then_there_is_one_with_the_same_socke
 #[test]
 fn socket_when_something_is_done_to_it_again_and_again_then_it_is_put_back_less_and_less_often() {
     let broker = node();
+    let first = minute();
     let (path, before) = (broker.socket(), inode(&broker.socket()));
     for count in 1..=4 {
         std::fs::remove_file(&path).unwrap();
         eventually("put back", || inode(&path) == before && mended(&broker) == count);
     }
     let lines = broker.log().matches("was removed").count();
-    assert_eq!(lines, 1);
+    assert!((1..=minutes_since(first)).contains(&lines));
 }
 
 #[test]
