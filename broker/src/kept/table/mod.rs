@@ -73,8 +73,10 @@ pub(super) struct Table {
 impl Table {
     // --- seals ----------------------------------------------------------------------------------
 
-    /// Makes sure that the version after the core's last one is above all that a broker after this
-    /// one gives.
+    /// Reserves the next version in the log, where none is left: no later broker gives it again.
+    ///
+    /// # Errors
+    /// INTERNAL: the log takes nothing.
     pub(super) fn reserve_version(&mut self, core: &Core) -> Result<(), Status> {
         let last = core.last_version();
         if last < self.log.versions() {
