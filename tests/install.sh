@@ -9,12 +9,12 @@ say() { echo "tests/install.sh: $*" >&2; }
 die() { say "$1"; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; }
 
 case ${1-} in
-  "") ;;
+  "" | release) ;;
   -h | --help)
     sed -n '2,5s/^# //p' "$0"
-    echo "usage: tests/install.sh      (no options; running it again is harmless)"
+    echo "usage: tests/install.sh [release]      (release: what tests/release.sh needs, too; running it again is harmless)"
     exit 0 ;;
-  *) say "unknown argument '$1' (it takes none; --help explains)"; exit 2 ;;
+  *) say "unknown argument '$1' (--help explains)"; exit 2 ;;
 esac
 
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
@@ -35,6 +35,11 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:
 needs_of_backports="qemu-system-x86_64:qemu-system-x86"
 # The one program alone, into /usr/local/bin: its package would start a server, now and at each boot, and bring 100 MB.
 needs_alone="promtool:prometheus"
+
+# For aarch64: a linker, its C library, an emulator.
+if [ "${1-}" = release ]; then
+  needs="$needs aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu /usr/aarch64-linux-gnu/include/stdio.h:libc6-dev-arm64-cross qemu-aarch64:qemu-user"
+fi
 
 missing() { # PAIRS: the packages whose thing is not there
   local pair pairs thing

@@ -16,11 +16,11 @@ Some half an hour on two cores, by hand before a release; a word runs one part:
              readme and licence texts; licences and origins of all crates
   vendored   `cargo vendor`, then the programs and libraries are built without a network
   upgrade    Debian's packages of the commit that this script names as UPGRADE_FROM, and of this one: a virtual machine upgrades from the
-             first to the second under load (tests/vm/systemd.sh -p); needs root and what tests/install.sh installs
+             first to the second under load (tests/vm/systemd.sh -p); needs root
   aarch64    programs and libraries are built for aarch64, and the units of protocol, scm, the core and the bindings run under
-             qemu-user; needs `rustup target add aarch64-unknown-linux-gnu` and the packages gcc-aarch64-linux-gnu and qemu-user
+             qemu-user; needs Rust's library for aarch64, which rustup brings
 
-What is packed is what git has: commit first. Builds are in a folder that is removed (TMPDIR).
+What is missing is installed first, as root (tests/install.sh release). What is packed is what git has: commit first. Builds are in a folder that is removed (TMPDIR).
 HELP
     exit 0 ;;
   *) echo "tests/release.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -35,6 +35,13 @@ check() { # NAME COMMAND...
   else failed=$((failed + 1)); echo "FAILED  $name"; tail -n 30 "$work/log" | sed 's/^/        /'; fi
 }
 wanted() { [ -z "$part" ] || [ "$part" = "$1" ]; }
+
+# What is missing is said before half an hour of building.
+target=aarch64-unknown-linux-gnu
+if wanted aarch64 || wanted upgrade; then tests/install.sh release || exit 1; fi
+if wanted aarch64 && ! compgen -G "$(rustc --print sysroot)/lib/rustlib/$target/lib/libcore-*" > /dev/null; then
+  rustup target add "$target" || { echo "tests/release.sh: no Rust library for $target; where Rust is rustup's: rustup target add $target" >&2; exit 1; }
+fi
 
 # What packages have.
 products=(-p fdbroker -p fdbrokerd -p fdbroker-capi -p fdbroker-cuda-layer -p fdbroker-ze-layer)
@@ -94,7 +101,7 @@ if wanted vendored; then check "programs and libraries are built from vendored c
 if wanted aarch64; then
   on_arm() {
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" \
-      cargo "$1" --quiet --target aarch64-unknown-linux-gnu "${@:2}"
+      cargo "$1" --quiet --target "$target" "${@:2}"
   }
   check "programs and libraries are built for aarch64" on_arm build "${products[@]}"
   check "units of protocol, scm, the core and the bindings run on aarch64" \
