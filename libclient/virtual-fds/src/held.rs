@@ -60,6 +60,8 @@ struct Pool {
     free: Mutex<Vec<&'static Record>>,
     /// Those without holders, to be ended.
     ended: AtomicPtr<Record>,
+    /// One of them, or one that follows in a moment, has a hidden duplicate.
+    has_hidden: AtomicBool,
     /// Counts what was put there; the thread sleeps on it.
     bell: AtomicU32,
     /// The thread has to be woken.
@@ -123,6 +125,7 @@ impl Mark {
     /// A duplicate of the last fd goes with the lease to the thread that ends it.
     pub fn hide(&self, duplicate: RawFd) {
         self.0.hidden.store(duplicate, Ordering::Release);
+        self.0.pool.inspect(|pool| pool.has_hidden.store(true, Ordering::Release));
     }
 
     /// For the table: the share as a pointer, to be made a share again once.
@@ -160,6 +163,14 @@ pub fn end_all(deal: &Deal) {
     Pool::of_this_process().end_all(deal);
 }
 
+/// The same, if a hidden duplicate may be among them.
+pub fn end_hidden(deal: &Deal) {
+    let pool = Pool::of_this_process();
+    if pool.has_hidden.swap(false, Ordering::AcqRel) {
+        pool.end_all(deal);
+    }
+}
+
 impl Drop for Mark {
     fn drop(&mut self) {
         // What a child has of its parent's leases is nothing to end.
@@ -183,6 +194,7 @@ impl Pool {
             process,
             free: Mutex::default(),
             ended: AtomicPtr::new(null_mut()),
+            has_hidden: AtomicBool::new(false),
             bell: AtomicU32::new(0),
             is_asleep: AtomicBool::new(false),
             looks_soon: AtomicBool::new(false),

@@ -50,4 +50,4 @@ mod table;
 pub use fdbroker_protocol::VirtualFd;
 pub use held::Lease;
 pub use limits::OWN_FDS_MOST;
-pub use source::{Granted, Source, end_leases, inside, install, lease_of, let_go};
+pub use source::{Granted, Source, end_kept_leases, end_leases, inside, install, lease_of, let_go};

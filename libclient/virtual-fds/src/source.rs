@@ -106,6 +106,11 @@ pub fn end_leases() {
     held::end_all(DEAL);
 }
 
+/// The same where the source may have kept some of it.
+pub fn end_kept_leases() {
+    held::end_hidden(DEAL);
+}
+
 /// Closes a granted fd that the program has not seen, as if it had closed it.
 pub fn let_go(granted: Granted) {
     let Granted { fd, lease } = granted;
