@@ -87,6 +87,48 @@ fn resolve_when_neighbours_are_wanted_then_those_registered_next_that_have_virtu
 }
 
 #[test]
+fn resolve_ahead_when_fds_were_fetched_before_then_the_first_is_there_with_the_answer() {
+    let broker = Broker::start();
+    let owner = owner_of(&broker, 8);
+    let consumer = broker.client("consumer");
+    let ask = || consumer.resolve_ahead(virtual_fd(&owner, 0), 7, patience()).expect("named");
+    assert_eq!(ask(), (owner.handles(), 0), "there is no socket for them");
+    assert_eq!(consumer.fetch_ahead(&owner.handles()[7..], patience()), 1);
+    eventually("it is sent", || consumer.take_ahead(&owner.handle(7)).is_some());
+    assert_eq!(ask(), (owner.handles(), 8));
+    let take = |index| consumer.take_ahead(&owner.handle(index)).map(|it| it.expect("room"));
+    drop(assert_bytes(take(0).expect("it came before the answer"), 0));
+    for index in 1..8 {
+        let mut grant = None;
+        eventually("it follows", || {
+            grant = take(index);
+            grant.is_some()
+        });
+        drop(assert_bytes(grant.expect("it is there"), index as u64));
+    }
+    eventually("nothing is leased", || broker.status().uses.open_leases.now.get() == 0);
+}
+
+#[test]
+fn resolve_ahead_when_the_first_is_not_held_then_none_comes() {
+    let lines = format!("[caps.node]\nheld_bytes = {}", 4 * BLOCK_BYTES);
+    let broker = Setup::new().config(&lines).start();
+    let owner = owner_of(&broker, 8);
+    let consumer = broker.client("consumer");
+    assert_eq!(consumer.fetch_ahead(&owner.handles()[7..], patience()), 1);
+    eventually("it is sent", || consumer.take_ahead(&owner.handle(7)).is_some());
+    eventually("nothing is leased", || broker.status().uses.open_leases.now.get() == 0);
+    let before = broker.status().uses.open_leases.peak.get();
+    let asked = consumer.resolve_ahead(virtual_fd(&owner, 0), 7, patience()).expect("named");
+    assert_eq!(asked, (owner.handles(), 8));
+    assert!(consumer.take_ahead(&owner.handle(0)).is_none(), "its fd was evicted");
+    assert_eq!(broker.status().uses.open_leases.now.get(), 0, "nobody would take the others");
+    assert_eq!(broker.status().uses.open_leases.peak.get(), before);
+    let grant = consumer.acquire(&owner.handle(0), patience()).expect("recalled");
+    drop(assert_bytes(grant, 0));
+}
+
+#[test]
 fn resolve_when_the_number_is_nobodys_or_of_another_broker_then_bad_handle() {
     let (broker, other) = (Broker::start(), Broker::start());
     let owner = owner_of(&broker, 8);

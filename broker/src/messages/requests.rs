@@ -13,7 +13,7 @@ use fdbroker_protocol::handle::HandlePrefixItem;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
-    Resolve, SupplyItem, declare_flags, register_flags,
+    Resolve, SupplyItem, declare_flags, register_flags, resolve_flags,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, FdType, Kind, MemoryKind, NodeKey, Share, Status,
@@ -77,7 +77,7 @@ pub struct Scratch {
     /// Of the grant at hand, in its order.
     pub slots: Vec<u32>,
     ids: Vec<AllocationId>,
-    wanted: Vec<Wanted>,
+    pub wanted: Vec<Wanted>,
     leases: Vec<LeaseId>,
     supplies: Vec<Supply>,
     redeposits: Vec<Redeposit>,
@@ -214,11 +214,16 @@ pub fn check_empty_request(message: &Message<'_>) -> Result<RequestId, Breach> {
     request_id(message)
 }
 
-/// The body of a resolve.
-pub fn check_resolve<'m>(message: &Message<'m>) -> Result<&'m Resolve, Breach> {
+/// The body of a resolve, and whether the fds are to be sent ahead.
+pub fn check_resolve<'m>(message: &Message<'m>) -> Result<(&'m Resolve, bool), Breach> {
     expect_fds(message, 0)?;
     request_id(message)?;
-    Ok(message.body_as::<Resolve>()?)
+    let wanted = message.body_as::<Resolve>()?;
+    let flags = wanted.flags.get();
+    if flags & !resolve_flags::ALL != 0 {
+        return Err(DecodeError::Unexpected(message.kind).into());
+    }
+    Ok((wanted, flags & resolve_flags::AHEAD != 0))
 }
 
 fn decode_acquire<'s>(

@@ -53,12 +53,37 @@ impl Neighbours {
         if let Some(outcome) = self.acquire_told(client, is_it, deadline, &is_here) {
             return outcome;
         }
-        let mut handles = client.resolve(number, TOLD_AHEAD, deadline)?;
-        let handle = handles.remove(0);
-        lock(&self.0).replace(handles);
-        let outcome = client.acquire(&handle, deadline);
-        self.fetch(client, deadline, &is_here);
+        let goes_on = lock(&self.0).goes_on();
+        let (handle, taken) = self.ask(client, number, goes_on, deadline)?;
+        let outcome = taken.unwrap_or_else(|| {
+            let outcome = client.acquire(&handle, deadline);
+            self.fetch(client, deadline, &is_here);
+            outcome
+        });
         outcome.map(|grant| (handle, grant))
+    }
+
+    /// Has the broker tell what is behind a number, and of its neighbours. `is_in_row`: the program
+    /// will most likely want them, so their fds are to come, too. The first handle, with its grant
+    /// if that has come.
+    fn ask(
+        &self,
+        client: &Client,
+        number: VirtualFd,
+        is_in_row: bool,
+        deadline: Deadline,
+    ) -> Result<(Handle, Option<Result<Grant, Error>>), Error> {
+        let (mut handles, count) = if is_in_row {
+            client.resolve_ahead(number, TOLD_AHEAD, deadline)?
+        } else {
+            (client.resolve(number, TOLD_AHEAD, deadline)?, 0)
+        };
+        let handle = handles.remove(0);
+        // The first comes before the answer, or none comes.
+        let taken = if count > 0 { client.take_ahead(&handle) } else { None };
+        let fetched = if taken.is_some() { count - 1 } else { 0 };
+        lock(&self.0).replace(handles, fetched, is_in_row);
+        Ok((handle, taken))
     }
 
     /// The same for a handle; `number`: its virtual fd. The broker is asked for its neighbours
@@ -79,14 +104,12 @@ impl Neighbours {
         if let Some(outcome) = self.acquire_told(client, is_it, deadline, &is_here) {
             return outcome;
         }
-        let told = number.filter(|_| is_in_row).map(|it| client.resolve(it, TOLD_AHEAD, deadline));
-        if let Some(Ok(mut handles)) = told
-            && handles.first().is_some_and(is_it)
+        let asked = number.filter(|_| is_in_row).map(|it| self.ask(client, it, true, deadline));
+        // Another one's grant is given back by its drop.
+        if let Some(Ok((first, Some(outcome)))) = asked
+            && is_it(&first)
         {
-            handles.remove(0);
-            let mut told = lock(&self.0);
-            told.replace(handles);
-            told.is_in_row = true;
+            return outcome.map(|grant| (first, grant));
         }
         let outcome = client.acquire(handle, deadline);
         self.fetch(client, deadline, &is_here);
@@ -165,11 +188,19 @@ impl Told {
         }
     }
 
-    /// The broker tells others. A program that has used up those before in a row goes on.
-    fn replace(&mut self, handles: Vec<Handle>) {
-        let is_in_row = self.is_in_row && self.handles.is_empty();
+    /// A program that has used up all of them in a row goes on.
+    fn goes_on(&self) -> bool {
+        self.is_in_row && self.handles.is_empty()
+    }
+
+    /// The broker tells others, of which the first `fetched` were asked for ahead.
+    fn replace(&mut self, handles: Vec<Handle>, fetched: usize, is_in_row: bool) {
+        // An owner without any registers them one by one, as they are opened: not each of them
+        // asks.
+        let in_a_row = if handles.is_empty() { 0 } else { self.in_a_row };
         let handles = handles.into();
-        *self = Told { handles, fetched: 0, is_in_row, misses: 0, is_worth_it: true, ..*self };
+        let (misses, is_worth_it) = (0, true);
+        *self = Told { handles, fetched, is_in_row, misses, is_worth_it, in_a_row, ..*self };
     }
 
     /// Those to be asked for ahead now; none while some of them may still come, or when the last

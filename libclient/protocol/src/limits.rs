@@ -18,9 +18,9 @@ pub const MAX_NEIGHBOURS: u32 = 31;
 /// Most fds that are fetched ahead at a time: all neighbours that one answer names.
 pub const AHEAD_FDS: usize = 1 + MAX_NEIGHBOURS as usize;
 
-/// Most memory whose fds are fetched ahead at a time, in bytes: such an fd pins its memory, though
-/// nobody has asked for it.
-pub const AHEAD_BYTES: u64 = 256 << 20;
+/// Most memory whose fds are fetched ahead at a time, in bytes: 32 segments of 20 MiB, so that a
+/// tensor's come at once. Such an fd pins its memory, though nobody has asked for it.
+pub const AHEAD_BYTES: u64 = 640 << 20;
 
 /// Bytes of driver data that an allocation may carry: the size of `ze_ipc_mem_handle_t`
 /// (`ZE_MAX_IPC_HANDLE_SIZE`, ze_api.h), the largest handle known in the field.

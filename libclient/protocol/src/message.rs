@@ -445,7 +445,18 @@ pub struct Resolve {
     pub virtual_fd: U32,
     /// How many handles more may come: of allocations with a virtual fd that the same owner has
     /// registered next, at most [`crate::limits::MAX_NEIGHBOURS`].
-    pub neighbours: U32,
+    pub neighbours: U16,
+    /// See [`resolve_flags`]. Other bits are refused.
+    pub flags: U16,
+}
+
+/// Bits of [`Resolve::flags`].
+pub mod resolve_flags {
+    /// The fds behind the handles of the answer are sent ahead, as if fetch had named them: the
+    /// first before the answer.
+    pub const AHEAD: u16 = 1;
+    /// Every bit that has a meaning.
+    pub const ALL: u16 = AHEAD;
 }
 
 /// Value of [`GrantItem::fd_index`] when the item has no fd.

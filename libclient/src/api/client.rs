@@ -12,7 +12,7 @@ use crate::fork::Process;
 use crate::interrupt::{now, sleep};
 use crate::limits::{CLOSED_HERE_PATIENCE, CONNECT_TIMEOUT, RECONNECT_FIRST, UNREGISTER_TIMEOUT};
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
-use crate::requests::ahead::{fetch, take};
+use crate::requests::ahead::{fetch, resolve_ahead, take};
 use crate::requests::early::{self, EarlyRegistration};
 use crate::requests::flush::{flush, settle};
 use crate::requests::inherited::{self, Heritage};
@@ -371,13 +371,28 @@ impl Client {
         deadline: Deadline,
     ) -> Result<Vec<Handle>, Error> {
         let connection = self.connection("resolve", deadline)?;
-        resolve(&connection, fd, neighbours, deadline)
+        resolve(&connection, fd, (neighbours, 0), deadline)
+    }
+
+    /// The same, and [`Client::fetch_ahead`] for all of these at once, in one message; how many
+    /// were asked for, the first of them. 0 before `fetch_ahead` was called.
+    ///
+    /// # Errors
+    /// As [`Client::resolve`].
+    pub fn resolve_ahead(
+        &self,
+        fd: VirtualFd,
+        neighbours: u32,
+        deadline: Deadline,
+    ) -> Result<(Vec<Handle>, usize), Error> {
+        let connection = self.connection("resolve", deadline)?;
+        resolve_ahead(&connection, fd, neighbours, deadline)
     }
 
     /// Asks the broker to send the fds behind these ahead: a program that fetches one fd after the
     /// other will most likely want these next, in this order. They are taken by
     /// [`Client::take_ahead`]. Until then they are not in this process's fd table. The broker sends
-    /// what it holds, as far as there is room that nobody misses (at most 32 fds and 256 MiB at a
+    /// what it holds, as far as there is room that nobody misses (at most 32 fds and 640 MiB at a
     /// time), and takes back what is not taken within 100 ms. The first call waits for the broker
     /// until the deadline, and no later one waits. Answers how many were asked for, the first of
     /// them: 0 where the broker has nothing to spare for this client.
@@ -401,7 +416,7 @@ impl Client {
     /// As [`Client::resolve`] and [`Client::acquire`].
     pub fn acquire_virtual(&self, fd: VirtualFd, deadline: Deadline) -> Result<Grant, Error> {
         let connection = self.connection("acquire", deadline)?;
-        let handles = resolve(&connection, fd, 0, deadline)?;
+        let handles = resolve(&connection, fd, (0, 0), deadline)?;
         acquire_one(&connection, &handles[0], deadline)
     }
 

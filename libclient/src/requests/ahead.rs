@@ -3,6 +3,7 @@
 //! there ahead is acquired.
 
 use super::acquire::{Arrived, Outcome, outcome};
+use super::resolve::resolve;
 use crate::books::grant::Grant;
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
@@ -12,8 +13,8 @@ use crate::wire::ahead::{AheadEnd, AheadSocket};
 use crate::wire::connection::Connection;
 use crate::wire::joining::Joining;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
-use fdbroker_protocol::message::Role;
-use fdbroker_protocol::{ErrorCode, Handle, Message};
+use fdbroker_protocol::message::{Role, resolve_flags};
+use fdbroker_protocol::{ErrorCode, Handle, Message, VirtualFd};
 use std::time::Instant;
 
 /// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How
@@ -24,14 +25,35 @@ pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadl
     if connection.may_ask_for_ahead(now) {
         connection.set_ahead(ask(connection, now, deadline));
     }
+    let count = fitting(handles);
+    if connection.send_fetch(&handles[..count]) { count } else { 0 }
+}
+
+/// How many of these, the first of them, may be sent ahead at a time.
+fn fitting(handles: &[Handle]) -> usize {
     let mut bytes = AHEAD_BYTES;
     let fits = |handle: &&Handle| {
         let left = bytes.checked_sub(handle.size_bytes);
         bytes = left.unwrap_or(0);
         left.is_some()
     };
-    let count = handles.iter().take(AHEAD_FDS).take_while(fits).count();
-    if connection.send_fetch(&handles[..count]) { count } else { 0 }
+    handles.iter().take(AHEAD_FDS).take_while(fits).count()
+}
+
+/// What is behind a virtual fd, and how many of the fds behind these handles are asked for ahead
+/// with it: none before [`fetch`] has asked for a socket.
+pub(crate) fn resolve_ahead(
+    connection: &Connection,
+    fd: VirtualFd,
+    neighbours: u32,
+    deadline: Deadline,
+) -> Result<(Vec<Handle>, usize), Error> {
+    let is_ahead = connection.has_ahead();
+    let flags = if is_ahead { resolve_flags::AHEAD } else { 0 };
+    let handles = resolve(connection, fd, (neighbours, flags), deadline)?;
+    let count = if is_ahead { fitting(&handles) } else { 0 };
+    connection.note_fetched(&handles[..count]);
+    Ok((handles, count))
 }
 
 fn ask(connection: &Connection, now: Instant, deadline: Deadline) -> AheadEnd {

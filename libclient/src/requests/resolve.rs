@@ -10,17 +10,24 @@ use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
 use fdbroker_protocol::{DecodeError, ErrorCode, Handle, HandleItem, Kind, VirtualFd, Writer};
 
-/// The handle behind a virtual fd first, then at most `neighbours` more. While the owner has not
-/// come back after a crash of the broker the answer is AGAIN: it asks again until the deadline.
+/// The handle behind a virtual fd first, then at most `neighbours` more; `flags`: what else the
+/// broker is to do. While the owner has not come back after a crash of the broker the answer is
+/// AGAIN: it asks again until the deadline.
 pub(crate) fn resolve(
     connection: &Connection,
     fd: VirtualFd,
-    neighbours: u32,
+    (neighbours, flags): (u32, u16),
     deadline: Deadline,
 ) -> Result<Vec<Handle>, Error> {
+    let neighbours = neighbours.min(MAX_NEIGHBOURS);
+    let wanted = Resolve {
+        virtual_fd: fd.number().cast_unsigned().into(),
+        neighbours: u16::try_from(neighbours).unwrap_or(u16::MAX).into(),
+        flags: flags.into(),
+    };
     let mut pause = AGAIN_FIRST;
     loop {
-        match resolve_now(connection, fd, neighbours, deadline) {
+        match resolve_now(connection, fd, &wanted, deadline) {
             Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
                 connection.pause(pause.min(deadline.remaining()));
                 pause = (pause * 2).min(AGAIN_LAST);
@@ -48,16 +55,15 @@ fn named(error: Error, fd: VirtualFd) -> Error {
 fn resolve_now(
     connection: &Connection,
     fd: VirtualFd,
-    neighbours: u32,
+    wanted: &Resolve,
     deadline: Deadline,
 ) -> Result<Vec<Handle>, Error> {
     let call = Call::new("resolve", Kind::Resolve, Kind::Resolved, deadline);
     let write = |writer: &mut Writer| {
-        let virtual_fd = fd.number().cast_unsigned().into();
-        writer.push(&Resolve { virtual_fd, neighbours: neighbours.into() });
+        writer.push(wanted);
         0
     };
-    let most = 1 + neighbours.min(MAX_NEIGHBOURS) as usize;
+    let most = 1 + usize::from(wanted.neighbours.get());
     connection.call(call, &[], write, |reply: Reply<'_>| {
         let items = reply.message.items::<HandleItem>()?;
         let handles: Vec<Handle> = items.iter().map(|item| item.get()).collect();

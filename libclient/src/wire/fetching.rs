@@ -38,7 +38,7 @@ impl Connection {
     /// Asks for these ahead. Never waits; `false`: there is no socket for them, or the message does
     /// not fit now.
     pub fn send_fetch(&self, handles: &[Handle]) -> bool {
-        if handles.is_empty() || !matches!(*lock(&self.ahead), AheadEnd::Open(..)) {
+        if handles.is_empty() || !self.has_ahead() {
             return false;
         }
         let mut outbox = lock(&self.outbox);
@@ -53,11 +53,23 @@ impl Connection {
         let message = outbox.writer.finish(handles.len(), 0);
         let is_sent = fdbroker_scm::send(socket, message, &[]).is_ok();
         drop(outbox);
-        let ids = handles.iter().map(Handle::id);
-        if is_sent && lock(&self.ahead).note_asked(ids, Instant::now()) {
-            self.common.wake.kick();
+        if is_sent {
+            self.note_fetched(handles);
         }
         is_sent
+    }
+
+    /// Whether there is a socket for what is sent ahead.
+    pub fn has_ahead(&self) -> bool {
+        matches!(*lock(&self.ahead), AheadEnd::Open(..))
+    }
+
+    /// These were asked for ahead.
+    pub fn note_fetched(&self, handles: &[Handle]) {
+        let ids = handles.iter().map(Handle::id);
+        if !handles.is_empty() && lock(&self.ahead).note_asked(ids, Instant::now()) {
+            self.common.wake.kick();
+        }
     }
 
     /// The fd of an allocation, if it was sent ahead.

@@ -8,11 +8,11 @@ use crate::kernel::is_readable;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::objects::{self, is_about_objects};
 use crate::messages::requests::{self, Breach, Context};
-use crate::messages::resolve::write_resolved;
+use crate::messages::resolve::{find, write_resolved};
 use crate::server::parts::Server;
 use crate::server::parts::waiting::{Channel, Suspended};
 use crate::server::settle::ending::is_read;
-use fdbroker_core::{ClientId, Input, RequestId, Ticket};
+use fdbroker_core::{Body, ClientId, Input, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::{AllocationId, ErrorCode, Kind, LogTopic, MAX_BATCH, Status};
@@ -220,14 +220,32 @@ impl Server {
         self.decode(said)
     }
 
-    /// Answers a resolve, which changes nothing.
+    /// Answers a resolve, which changes nothing but for the fds that are to go ahead: the first is
+    /// there when the answer is read, or none is; the others do not keep the answer waiting.
     fn resolve(&mut self, client: ClientId, message: &Message<'_>) -> Result<(), Breach> {
-        let (request, identity) = (RequestId(message.id), self.node.identity());
-        let wanted = (request, requests::check_resolve(message)?);
-        match write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
-            Ok(_) => self.send_written(client),
+        let (wanted, is_ahead) = requests::check_resolve(message)?;
+        let request = RequestId(message.id);
+        let mut all = std::mem::take(&mut self.scratch.wanted);
+        let found = find(self.node.identity(), &self.core, client, wanted, &mut all);
+        let is_ahead = is_ahead && found.is_ok() && self.may_fetch(client);
+        let (first, others) = all.split_at(usize::from(is_ahead));
+        if is_ahead {
+            self.step(Body::AcquireAhead { wanted: first }.by(client, RequestId::ONE_WAY));
+        }
+        match found {
+            Ok(()) => {
+                let identity = self.node.identity();
+                let (writer, to) = (&mut self.writer, (client, request));
+                write_resolved(writer, identity, &self.core, to, &all);
+                self.send_written(client);
+            }
             Err(code) => self.reply_failed(client, request, code.into()),
         }
+        let ahead = self.connections.get(index(client)).and_then(|it| it.ahead.as_ref());
+        if is_ahead && ahead.is_some_and(|ahead| !is_read(ahead)) {
+            self.step(Body::AcquireAhead { wanted: others }.by(client, RequestId::ONE_WAY));
+        }
+        self.scratch.wanted = all;
         self.schedule.spend(MAX_NEIGHBOURS as usize);
         Ok(())
     }

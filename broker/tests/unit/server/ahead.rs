@@ -5,7 +5,7 @@ use super::*;
 use crate::clients::shares::Pool;
 use crate::handover::packing::Way;
 use fdbroker_protocol::AllocationId;
-use fdbroker_protocol::message::AllocationItem;
+use fdbroker_protocol::message::{AllocationItem, Resolve};
 use nix::sys::socket::{Shutdown, shutdown};
 
 fn fetch(handles: &[Handle]) -> Vec<u8> {
@@ -126,6 +126,19 @@ fn fetch_when_held_then_each_comes_in_a_message_of_its_own_and_is_a_lease() {
     it.client.send(&give_back(&all), &[]);
     it.bench.rest();
     assert_eq!(leases(&it.bench.server), 0);
+}
+
+#[test]
+fn resolve_when_it_has_an_unknown_flag_then_the_client_is_told_and_disconnected() {
+    let mut it = fetching();
+    let mut writer = Writer::new();
+    let wanted = Resolve { virtual_fd: 1.into(), neighbours: 0.into(), flags: 2.into() };
+    it.client.send(writer.start(Kind::Resolve, 5).push(&wanted).finish(0, 0), &[]);
+    it.bench.rest();
+    let (bytes, _) = it.client.recv().unwrap();
+    let message = Message::parse(&bytes).unwrap();
+    assert_eq!(message.status().unwrap().result(), Err(ErrorCode::Protocol));
+    assert!(it.client.recv().is_err(), "it is disconnected");
 }
 
 #[test]

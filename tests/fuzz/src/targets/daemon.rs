@@ -254,10 +254,11 @@ impl Bench {
             9 => {
                 let number = bytes.one_of(&self.handles).map_or(0, |handle| handle.virtual_fd);
                 let virtual_fd = if bytes.bool() { number } else { number ^ 1 };
-                let neighbours = u32::from(bytes.u8()).into();
+                let neighbours = u16::from(bytes.u8()).into();
+                let flags = u16::from(bytes.u8() & 3).into();
                 writer
                     .start(Kind::Resolve, id)
-                    .push(&Resolve { virtual_fd: virtual_fd.into(), neighbours });
+                    .push(&Resolve { virtual_fd: virtual_fd.into(), neighbours, flags });
                 return 0;
             }
             10 => {
