@@ -38,8 +38,10 @@
 //! ([`ClientBuilder::dispatch`]) there is no such thread: the application polls
 //! [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve meanwhile.
 //!
-//! **Progress engines** that must not block start a request and test it: [`Client::acquire_start`],
-//! [`ImportCache::import_start`], [`Exports::register_start`].
+//! **Progress engines** that must not block start a [`Request`] and test it:
+//! [`Client::acquire_start`], [`ImportCache::import_start`], [`Exports::register_start`],
+//! [`Objects::get_start`], [`Objects::put_start`], [`Objects::create_start`],
+//! [`Group::seal_start`].
 //!
 //! **Fork.** In the child everything answers NOT_CONNECTED, and drops say nothing to the broker and
 //! unmap nothing. Connect anew. Memory that was opened for reading and that nobody can change any
@@ -115,12 +117,13 @@ pub use interrupt::{clear_interrupt, set_interrupt, take_interrupt};
 pub use map::Access;
 pub use notice::{Notice, Recall, RecallAnswer};
 pub use objects::{
-    CreateRequest, GetProgress, GetRequest, Group, GroupRequest, MakersWork, NewObject, Object,
-    ObjectInfo, ObjectList, ObjectOptions, Objects, Place, PutObject, SealError, SealRequest,
+    CreateRequest, GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo,
+    ObjectList, ObjectOptions, Objects, Place, PutObject, PutRequest, SealError, SealRequest,
     Touch, Watch, WatchEvent,
 };
+pub use requests::acquiring::{AcquireProgress, AcquireRequest};
 pub use requests::early::EarlyRegistration;
-pub use requests::started::{AcquireProgress, AcquireRequest, Progress};
+pub use requests::started::{Progress, Request};
 pub use wire::handshake::default_socket_path;
 
 #[cfg(feature = "cuda")]
@@ -147,7 +150,8 @@ const _: () = of_many_threads::<Exports>();
 const _: () = of_many_threads::<Object>();
 /// The requests: started on one thread, and tested on any.
 const fn of_any_thread<T: Send>() {}
-const _: () = of_any_thread::<AcquireRequest>();
-const _: () = of_any_thread::<GetRequest>();
-const _: () = of_any_thread::<ImportRequest<'_>>();
-const _: () = of_any_thread::<RegisterRequest>();
+const _: () = of_any_thread::<AcquireProgress>();
+const _: () = of_any_thread::<GetProgress>();
+const _: () = of_any_thread::<ImportProgress<'_>>();
+const _: () = of_any_thread::<RegisterProgress>();
+const _: () = of_any_thread::<Progress<'_, Result<Group, SealError>>>();

@@ -259,6 +259,9 @@ static void requests(unsigned ms, int round) {
   if (group && SAID(fdbroker_object_seal_start, group, 0, NULL, ms, &request) == FDBROKER_OK)
     UNTIL_DONE(fdbroker_object_seal_test, request, NULL);
   fdbroker_object_close(group);
+  object = new_object(new_name());
+  if (SAID(fdbroker_object_put_start, context, 1, &object, NULL, ms, &request) == FDBROKER_OK)
+    UNTIL_DONE(fdbroker_object_put_test, request, NULL);
 }
 
 static void connections(void) {

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -317,6 +318,65 @@ static void a_group_started_tells_and_is_sealed_again_when_its_name_is_free(void
   EVENTUALLY(ledger(&broker, "allocations") == 0);
 }
 
+static void objects_are_put_without_blocking(void) {
+  fdbroker_t *maker = open_at(&broker), *reader = open_at(&broker);
+  fdbroker_new_object_t objects[2] = {bytes_object("put/a", "abc"), new_object("put/none", 0)};
+  fdbroker_object_options_t elsewhere = with_flags(0);
+  fdbroker_request_t *request;
+  fdbroker_due_t *due;
+  uint64_t token = 0, version = 7;
+  elsewhere.place = FDBROKER_PLACE_FD;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_put_start(maker, 2, objects, &elsewhere, SOON, &request));
+  CHECK(request == NULL);
+  OK(fdbroker_due_open(&due));
+  struct pollfd polled = {.fd = fdbroker_due_fd(due), .events = POLLIN};
+  int before = open_fds();
+  OK(fdbroker_object_put_start(maker, 2, objects, NULL, SOON, &request));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_seal_test(request, &version));
+  OK(fdbroker_request_tell(request, due, 5));
+  fdbroker_code_t code = FDBROKER_AGAIN;
+  int told = 0;
+  while (code == FDBROKER_AGAIN) {
+    if (poll(&polled, 1, (int)fdbroker_request_due_ms(request)) == 1) {
+      OK(fdbroker_due_take(due, &token));
+      CHECK(token == 5);
+      told++;
+    }
+    code = fdbroker_object_put_test(request, &version);
+  }
+  OK(code);
+  /* Of the answers to the create and the seal. */
+  CHECK(told >= 2);
+  CHECK(open_fds() == before);
+  fdbroker_object_t got = get(reader, "put/a");
+  CHECK(got.version == version && is(&got, "abc"));
+  OK(fdbroker_object_release(reader, &got));
+  got = get(reader, "put/none");
+  CHECK(got.version == version && got.size_bytes == 0);
+  OK(fdbroker_object_release(reader, &got));
+  /* The second of these names. */
+  OK(fdbroker_object_put_start(maker, 2, objects, NULL, SOON, &request));
+  while ((code = fdbroker_object_put_test(request, &version)) == FDBROKER_AGAIN) sched_yield();
+  CODE(FDBROKER_EXISTS, code);
+  CHECK(version == 0 && strstr(fdbroker_last_error(), "put/a") != NULL);
+  fdbroker_object_options_t replace = with_flags(FDBROKER_OBJECT_REPLACE);
+  for (int turn = 0; turn < 1000; turn++) {
+    OK(fdbroker_object_put_start(maker, 1, objects, &replace, SOON, &request));
+    code = FDBROKER_AGAIN;
+    /* After none, some or all of its messages. */
+    for (int tests = 0; tests < turn % 20 && code == FDBROKER_AGAIN; tests++) {
+      code = fdbroker_object_put_test(request, NULL);
+      sched_yield();
+    }
+    if (code == FDBROKER_AGAIN) OK(fdbroker_request_cancel(request));
+  }
+  CHECK(open_fds() == before);
+  OK(fdbroker_due_close(due));
+  OK(fdbroker_close(reader));
+  OK(fdbroker_close(maker));
+  EVENTUALLY(ledger(&broker, "object_names") == 0 && ledger(&broker, "allocations") == 0);
+}
+
 static void groups_cancelled_leave_nothing(void) {
   fdbroker_t *maker = open_at(&broker);
   fdbroker_new_object_t object = new_object("cancelled", 1);
@@ -498,6 +558,7 @@ int main(void) {
   RUN(a_group_is_begun_and_sealed_without_blocking);
   RUN(so_it_is_in_dispatch_mode);
   RUN(a_group_started_tells_and_is_sealed_again_when_its_name_is_free);
+  RUN(objects_are_put_without_blocking);
   RUN(groups_cancelled_leave_nothing);
   RUN(memory_that_is_mapped_is_busy_and_can_be_sealed_later);
   RUN(a_group_given_up_leaves_nothing);

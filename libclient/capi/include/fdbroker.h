@@ -1427,24 +1427,22 @@ fdbroker_code_t fdbroker_object_get_test(fdbroker_request_t *request, fdbroker_o
 /* From now on a request tells due this token when there is something to test: an answer has come,
  * or the connection has ended.
  *
- * Errors: FDBROKER_INVALID_ARGUMENT (a request of fdbroker_register_start(), too). */
+ * Errors: FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_request_tell(fdbroker_request_t *request, fdbroker_due_t *due, uint64_t token);
 
 /* In how many milliseconds a request is to be tested though it has not told: its deadline comes
- * then, or a pause is over before it asks again. To be asked after each test. 0 for NULL and for a
- * request that cannot tell. */
+ * then, or a pause is over before it asks again. To be asked after each test. 0 for NULL. */
 uint32_t fdbroker_request_due_ms(fdbroker_request_t *request);
 
 /* Cancels a request and frees it: the broker is told, and what it has got or still gets is given
  * back (memory with a base that is registered already stays so, and the next registration of it
- * finds it; a group that was being sealed is given up, unless it is sealed by then). Never waits;
+ * finds it; what was being sealed or put is given up, unless it is sealed by then). Never waits;
  * also inside a callback. NULL: does nothing. */
 fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* Starts to begin a group, without waiting for the broker; arguments as for
  * fdbroker_object_create(). Otherwise as fdbroker_acquire_start(); fdbroker_object_create_test()
- * makes progress. Memory is made inside this call, and what the pointers point to is copied. To
- * put objects without waiting: write them, then fdbroker_object_seal_start().
+ * makes progress. Memory is made inside this call, and what the pointers point to is copied.
  *
  * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE, FDBROKER_NOT_SUPPORTED,
  * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT. All others come from
@@ -1479,6 +1477,25 @@ fdbroker_code_t fdbroker_object_seal_start(fdbroker_object_group_t *group, uint3
  * Errors: those of fdbroker_object_seal(); FDBROKER_INVALID_ARGUMENT (the request stays as it
  * was). */
 fdbroker_code_t fdbroker_object_seal_test(fdbroker_request_t *request, uint64_t *version);
+
+/* Starts to make count host objects, at most 253, that can be had from one moment on, without
+ * waiting for the broker; arguments as for fdbroker_object_put(). Otherwise as
+ * fdbroker_acquire_start(); fdbroker_object_put_test() makes progress. The bytes are copied inside
+ * this call.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE, FDBROKER_NOT_SUPPORTED,
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT. All others come from
+ * fdbroker_object_put_test(). */
+fdbroker_code_t fdbroker_object_put_start(fdbroker_t *broker, size_t count,
+    const fdbroker_new_object_t *objects, const fdbroker_object_options_t *options, uint32_t deadline_ms,
+    fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way. Otherwise it is
+ * done and freed, and *version (unless NULL) is that of the objects; 0: they were not made. Also
+ * inside a callback.
+ *
+ * Errors: those of fdbroker_object_put(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
+fdbroker_code_t fdbroker_object_put_test(fdbroker_request_t *request, uint64_t *version);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
 

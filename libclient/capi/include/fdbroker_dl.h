@@ -102,6 +102,8 @@
   X(fdbroker_object_seal_test)    \
   X(fdbroker_object_close)        \
   X(fdbroker_object_put)          \
+  X(fdbroker_object_put_start)    \
+  X(fdbroker_object_put_test)     \
   X(fdbroker_object_get)          \
   X(fdbroker_object_get_start)    \
   X(fdbroker_object_get_test)     \

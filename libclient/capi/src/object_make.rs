@@ -404,18 +404,8 @@ pub unsafe extern "C" fn fdbroker_object_put(
         let mut out = out.unwrap_or_default();
         out.fill(0);
         // SAFETY: as above.
-        let (context, input, options) = unsafe {
-            let context = context(broker, "put objects")?;
-            (context, Input::new(objects, count)?, options_of(options, OF_CREATE)?)
-        };
-        if options.place != FDBROKER_PLACE_HOST {
-            return Err(Failure::argument("put: place must be FDBROKER_PLACE_HOST"));
-        }
-        // SAFETY: as above.
-        let put = |index| unsafe { input.get(index)?.to_put() };
-        let puts: Vec<PutObject<'_>> = (0..count).map(put).collect::<Result<_, Failure>>()?;
-        let (how, deadline) = (options.to_make()?, Deadline::from_ms(deadline_ms));
-        let objects = objects_of(context, options.flags);
+        let (objects, puts, how) = unsafe { putting(broker, count, objects, options) }?;
+        let deadline = Deadline::from_ms(deadline_ms);
         for group in puts.chunks(MOST) {
             let version: Result<u64, Error> = objects.put_group(group, how, deadline);
             let (first, rest) = out.split_at_mut(group.len().min(out.len()));
@@ -424,6 +414,30 @@ pub unsafe extern "C" fn fdbroker_object_put(
         }
         Ok(())
     })
+}
+
+/// What a caller wants to put.
+///
+/// # Safety
+/// The pointers are as the header states.
+pub(crate) unsafe fn putting<'a>(
+    broker: *mut fdbroker_t,
+    count: usize,
+    objects: *const fdbroker_new_object_t,
+    options: *const fdbroker_object_options_t,
+) -> Result<(&'a Objects, Vec<PutObject<'a>>, ObjectOptions), Failure> {
+    // SAFETY: the caller's promise.
+    let (context, input, options) = unsafe {
+        let context = context(broker, "put objects")?;
+        (context, Input::new(objects, count)?, options_of(options, OF_CREATE)?)
+    };
+    if options.place != FDBROKER_PLACE_HOST {
+        return Err(Failure::argument("put: place must be FDBROKER_PLACE_HOST"));
+    }
+    // SAFETY: as above.
+    let put = |index| unsafe { input.get(index)?.to_put() };
+    let puts = (0..count).map(put).collect::<Result<_, Failure>>()?;
+    Ok((objects_of(context, options.flags), puts, options.to_make()?))
 }
 
 /// Objects of a group.

@@ -5,18 +5,17 @@ use crate::context::fdbroker_t;
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
-use crate::object_make::{creating, fdbroker_object_group_t, taken, work_of};
+use crate::object_make::{creating, fdbroker_object_group_t, putting, taken, work_of};
 use crate::objects::{fdbroker_new_object_t, fdbroker_object_options_t};
 use crate::request::{What, end, fdbroker_request_t, look, under_way};
 use crate::sized::place;
-use fdbroker_client::{Deadline, GroupRequest};
+use fdbroker_client::Deadline;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
 /// Starts to begin a group, without waiting for the broker; arguments as for
 /// fdbroker_object_create(). Otherwise as fdbroker_acquire_start(); fdbroker_object_create_test()
-/// makes progress. Memory is made inside this call, and what the pointers point to is copied. To
-/// put objects without waiting: write them, then fdbroker_object_seal_start().
+/// makes progress. Memory is made inside this call, and what the pointers point to is copied.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE, FDBROKER_NOT_SUPPORTED,
 /// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT. All others come from
@@ -61,7 +60,7 @@ pub unsafe extern "C" fn fdbroker_object_create_test(
             let text = "request was not started by fdbroker_object_create_start()";
             return Err(Failure::argument(text));
         };
-        let outcome = look(create, GroupRequest::test)?;
+        let outcome = look(create)?;
         // SAFETY: made by fdbroker_object_create_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         *out = fdbroker_object_group_t::boxed(outcome.map_err(end)?);
@@ -122,7 +121,7 @@ pub unsafe extern "C" fn fdbroker_object_seal_test(
             return Err(Failure::argument(text));
         };
         let group = *group;
-        let outcome = look(seal, GroupRequest::test)?;
+        let outcome = look(seal)?;
         // SAFETY: made by fdbroker_object_seal_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         let outcome = outcome.map_err(|mut failure| {
@@ -131,5 +130,58 @@ pub unsafe extern "C" fn fdbroker_object_seal_test(
         });
         // SAFETY: the caller has not closed it, as the header states.
         unsafe { &mut *group }.sealed(out, outcome)
+    })
+}
+
+/// Starts to make count host objects, at most 253, that can be had from one moment on, without
+/// waiting for the broker; arguments as for fdbroker_object_put(). Otherwise as
+/// fdbroker_acquire_start(); fdbroker_object_put_test() makes progress. The bytes are copied inside
+/// this call.
+///
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE, FDBROKER_NOT_SUPPORTED,
+/// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT. All others come from
+/// fdbroker_object_put_test().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_object_put_start(
+    broker: *mut fdbroker_t,
+    count: usize,
+    objects: *const fdbroker_new_object_t,
+    options: *const fdbroker_object_options_t,
+    deadline_ms: u32,
+    request: *mut *mut fdbroker_request_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let out = unsafe { place(request, "request", null_mut()) }?;
+        // SAFETY: as above.
+        let (objects, puts, how) = unsafe { putting(broker, count, objects, options) }?;
+        let started = objects.put_start(&puts, how, Deadline::from_ms(deadline_ms))?;
+        *out = fdbroker_request_t::boxed(1, What::Put(Some(started)));
+        Ok(())
+    })
+}
+
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way. Otherwise it is
+/// done and freed, and *version (unless NULL) is that of the objects; 0: they were not made. Also
+/// inside a callback.
+///
+/// Errors: those of fdbroker_object_put(); FDBROKER_INVALID_ARGUMENT (the request stays as it was).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_object_put_test(
+    request: *mut fdbroker_request_t,
+    version: *mut u64,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (this, out) = unsafe { (under_way(request)?, version.as_mut()) };
+        let What::Put(put) = &mut this.what else {
+            let text = "request was not started by fdbroker_object_put_start()";
+            return Err(Failure::argument(text));
+        };
+        let outcome = look(put)?;
+        // SAFETY: made by fdbroker_object_put_start, and this is its last use.
+        drop(unsafe { Box::from_raw(request) });
+        out.into_iter().for_each(|out| *out = *outcome.as_ref().unwrap_or(&0));
+        outcome.map(drop).map_err(|error| end(error).into())
     })
 }

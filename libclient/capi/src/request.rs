@@ -21,8 +21,8 @@ use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::sized::{place, take_back};
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{
-    AcquireRequest, CreateRequest, Deadline, Error, ErrorCode, GetRequest, GroupRequest,
-    ImportRequest, Progress, RegisterRequest, SealRequest,
+    AcquireRequest, CreateRequest, Deadline, Due, Error, ErrorCode, GetRequest, ImportRequest,
+    Progress, PutRequest, RegisterRequest, Request, SealRequest,
 };
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -55,6 +55,38 @@ pub(crate) enum What {
     Create(Option<CreateRequest>),
     /// The same inside `fdbroker_object_seal_test`.
     Seal(Option<SealRequest>, *mut fdbroker_object_group_t),
+    /// The same inside `fdbroker_object_put_test`.
+    Put(Option<PutRequest>),
+}
+
+/// What all kinds of requests have.
+trait Tells {
+    fn tell(&mut self, due: &Due, token: u64);
+    fn due_within(&self) -> Option<Duration>;
+}
+
+impl<T> Tells for Option<Request<'static, T>> {
+    fn tell(&mut self, due: &Due, token: u64) {
+        self.iter_mut().for_each(|request| request.tell(due, token));
+    }
+
+    fn due_within(&self) -> Option<Duration> {
+        self.as_ref().map(Request::due_within)
+    }
+}
+
+impl What {
+    fn tells(&mut self) -> &mut dyn Tells {
+        match self {
+            What::Acquire(request, _) => request,
+            What::Import(request) => request,
+            What::Get(request, _) => request,
+            What::Register(request, _) => request,
+            What::Create(request) => request,
+            What::Seal(request, _) => request,
+            What::Put(request) => request,
+        }
+    }
 }
 
 /// The caller's request.
@@ -69,11 +101,8 @@ pub(crate) unsafe fn under_way<'a>(
 }
 
 /// What a request has come to; until it is done it stays in its slot.
-pub(crate) fn look<R, T>(
-    slot: &mut Option<R>,
-    test: impl FnOnce(R) -> Progress<R, T>,
-) -> Result<T, Failure> {
-    match test(slot.take().expect("put back while under way")) {
+pub(crate) fn look<T>(slot: &mut Option<Request<'static, T>>) -> Result<T, Failure> {
+    match slot.take().expect("put back while under way").test() {
         Progress::UnderWay(under_way) => {
             *slot = Some(under_way);
             Err(Failure::NotReady)
@@ -146,7 +175,7 @@ pub unsafe extern "C" fn fdbroker_request_test(
         };
         // SAFETY: as above; as many as were started.
         let mut grants = unsafe { Grants::new(this.count, grants, codes) }?;
-        let outcomes = look(acquire, AcquireRequest::test)?;
+        let outcomes = look(acquire)?;
         let leases = Arc::clone(leases);
         // SAFETY: made by fdbroker_acquire_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
@@ -206,7 +235,7 @@ pub unsafe extern "C" fn fdbroker_import_test(
         };
         // SAFETY: as above; as many as were started.
         let mut answers = unsafe { answers(this.count, imports, codes) }?;
-        let outcomes = look(import, ImportRequest::test)?;
+        let outcomes = look(import)?;
         // SAFETY: made by fdbroker_import_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         answers.fill(Ok::<_, Failure>(ended(outcomes).into_iter().map(|one| one.map(taken_apart))))
@@ -267,7 +296,7 @@ pub unsafe extern "C" fn fdbroker_register_test(
         };
         // SAFETY: as above; as many as were started.
         let mut answers = unsafe { register::answers(this.count, handles, codes) }?;
-        let outcomes = look(register, RegisterRequest::test)?;
+        let outcomes = look(register)?;
         let refused = std::mem::take(refused);
         // SAFETY: made by fdbroker_register_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
@@ -331,7 +360,7 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
         };
         // SAFETY: as above; as many as were started.
         let mut out = unsafe { Taken::new(objects, this.count) }?;
-        let outcome = look(get, GetRequest::test)?;
+        let outcome = look(get)?;
         let table = Arc::clone(table);
         // SAFETY: made by fdbroker_object_get_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
@@ -343,7 +372,7 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
 /// From now on a request tells due this token when there is something to test: an answer has come,
 /// or the connection has ended.
 ///
-/// Errors: FDBROKER_INVALID_ARGUMENT (a request of fdbroker_register_start(), too).
+/// Errors: FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_tell(
     request: *mut fdbroker_request_t,
@@ -353,35 +382,18 @@ pub unsafe extern "C" fn fdbroker_request_tell(
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
         let (this, due) = unsafe { (under_way(request)?, due_of(due)?) };
-        match &mut this.what {
-            What::Acquire(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
-            What::Import(request) => request.iter_mut().for_each(|it| it.tell(due, token)),
-            What::Get(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
-            What::Create(request) => request.iter_mut().for_each(|it| it.tell(due, token)),
-            What::Seal(request, _) => request.iter_mut().for_each(|it| it.tell(due, token)),
-            What::Register(..) => {
-                return Err(Failure::argument("request registers: it tells of nothing"));
-            }
-        }
+        this.what.tells().tell(due, token);
         Ok(())
     })
 }
 
 /// In how many milliseconds a request is to be tested though it has not told: its deadline comes
-/// then, or a pause is over before it asks again. To be asked after each test. 0 for NULL and for a
-/// request that cannot tell.
+/// then, or a pause is over before it asks again. To be asked after each test. 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_due_ms(request: *mut fdbroker_request_t) -> u32 {
     guard_value(0, || {
         // SAFETY: the caller's pointer, as the header states.
-        let within = match unsafe { &under_way(request)?.what } {
-            What::Acquire(request, _) => request.as_ref().map(AcquireRequest::due_within),
-            What::Import(request) => request.as_ref().map(ImportRequest::due_within),
-            What::Get(request, _) => request.as_ref().map(GetRequest::due_within),
-            What::Create(request) => request.as_ref().map(GroupRequest::due_within),
-            What::Seal(request, _) => request.as_ref().map(GroupRequest::due_within),
-            What::Register(..) => None,
-        };
+        let within = unsafe { under_way(request) }?.what.tells().due_within();
         let ms = within.map_or(0, |within| within.as_nanos().div_ceil(1_000_000));
         Ok(u32::try_from(ms).unwrap_or(u32::MAX))
     })
@@ -389,7 +401,7 @@ pub unsafe extern "C" fn fdbroker_request_due_ms(request: *mut fdbroker_request_
 
 /// Cancels a request and frees it: the broker is told, and what it has got or still gets is given
 /// back (memory with a base that is registered already stays so, and the next registration of it
-/// finds it; a group that was being sealed is given up, unless it is sealed by then). Never waits;
+/// finds it; what was being sealed or put is given up, unless it is sealed by then). Never waits;
 /// also inside a callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(

@@ -12,13 +12,14 @@ use crate::fork::Process;
 use crate::interrupt::{now, sleep};
 use crate::limits::{CLOSED_HERE_PATIENCE, CONNECT_TIMEOUT, RECONNECT_FIRST, UNREGISTER_TIMEOUT};
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
+use crate::requests::acquiring::{AcquireRequest, Acquires};
 use crate::requests::ahead::{fetch, resolve_ahead, take};
 use crate::requests::early::{self, EarlyRegistration};
 use crate::requests::flush::{flush, settle};
 use crate::requests::inherited::{self, Heritage};
 use crate::requests::register::{Batch, Registrations, register};
 use crate::requests::resolve::resolve;
-use crate::requests::started::AcquireRequest;
+use crate::requests::started::Request;
 use crate::requests::unregister::unregister;
 use crate::serve::dispatch::Dispatch;
 use crate::serve::session::Session;
@@ -463,14 +464,15 @@ impl Client {
     /// be called in a callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED. All else is said by [`AcquireRequest::test`],
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`Request::test`],
     /// handle by handle: as [`Client::acquire`].
     pub fn acquire_start(
         &self,
         handles: &[Handle],
         deadline: Deadline,
     ) -> Result<AcquireRequest, Error> {
-        Ok(AcquireRequest::start(self.usable("acquire")?, handles, deadline))
+        let connection = self.usable("acquire")?;
+        Ok(Request::of(Acquires::start(connection, handles, deadline)))
     }
 
     /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable

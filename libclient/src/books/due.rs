@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
 /// The tokens of started requests and of watches that have something new since they were told last.
-/// See [`crate::GetRequest::tell`]. Clones share it.
+/// See [`crate::Request::tell`]. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Due(Arc<Shared>);
 

@@ -7,7 +7,7 @@ use super::miss::{Importer, Opening};
 use super::opened::{ImportOpener, NoOpener, Opened, Opener, Openers};
 use super::pin::Pin;
 use super::settings::{CacheSettings, ImportMode};
-use super::started::ImportRequest;
+use super::started::{ImportRequest, Importing};
 use super::stats::CacheStats;
 use super::table::{Table, close_all};
 use crate::api::client::Client;
@@ -16,6 +16,7 @@ use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
+use crate::requests::started::Request;
 use fdbroker_protocol::{AllocationId, Handle, MemoryKind};
 use std::sync::{Arc, Weak};
 
@@ -98,14 +99,15 @@ impl ImportCache {
     ///
     /// # Errors
     /// When nothing was started: NOT_CONNECTED, unless all is in the cache. All else is said by
-    /// [`ImportRequest::test`], handle by handle.
+    /// [`Request::test`], handle by handle.
     pub fn import_start(
         &self,
         handles: &[Handle],
         mode: impl Into<ImportMode>,
         deadline: Deadline,
     ) -> Result<ImportRequest<'_>, Error> {
-        ImportRequest::start(self.importer(mode.into(), deadline, Opening::Map), handles)
+        let importer = self.importer(mode.into(), deadline, Opening::Map);
+        Importing::start(importer, handles).map(Request::of)
     }
 
     /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss

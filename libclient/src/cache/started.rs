@@ -8,25 +8,30 @@ use super::miss::Importer;
 use super::opened::NoOpener;
 use super::table::claims::Look;
 use super::table::close_all;
-use crate::books::due::Due;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::limits::AGAIN_FIRST;
-use crate::requests::started::{AcquireRequest, Progress};
+use crate::requests::acquiring::Acquiring;
+use crate::requests::started::{Exchange, Progress, Request, Work};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
-use std::time::Duration;
+use std::time::Instant;
 
-/// Imports under way; see [`crate::ImportCache::import_start`]. For progress engines: nothing here
-/// ever waits.
+/// Imports under way; see [`crate::ImportCache::import_start`].
 ///
-/// [`ImportRequest::test`] drives it: it asks the broker for what is missing, and opens what has
-/// come. Dropping it cancels it: what it imported is released.
-#[must_use = "dropping a request cancels it"]
-pub struct ImportRequest<'a> {
+/// A test opens what has come; an opener ([`crate::ImportCache::set_opener`]) runs in it. The
+/// errors are those of [`crate::ImportCache::import`]; all answer NOT_CONNECTED in a child of
+/// fork(2).
+pub type ImportRequest<'a> = Request<'a, Imports<'a>>;
+
+/// How far an [`ImportRequest`] is.
+pub type ImportProgress<'a> = Progress<'a, Imports<'a>>;
+
+pub(super) struct Importing<'a> {
     importer: Importer<'a, NoOpener>,
     handles: Box<[Handle]>,
     /// What is missing, until all of it has come.
-    acquire: Option<AcquireRequest>,
+    acquire: Option<Exchange<Acquiring>>,
     /// The places of what `acquire` asks for.
     missing: Vec<usize>,
     /// Granted, while another thread imports the same.
@@ -34,10 +39,7 @@ pub struct ImportRequest<'a> {
     outcomes: Vec<Option<Result<CachedImport<'a>, Error>>>,
 }
 
-/// How far an [`ImportRequest`] is.
-pub type ImportProgress<'a> = Progress<ImportRequest<'a>, Imports<'a>>;
-
-impl<'a> ImportRequest<'a> {
+impl<'a> Importing<'a> {
     /// Takes the hits, and starts to acquire the rest.
     pub(super) fn start(
         importer: Importer<'a, NoOpener>,
@@ -53,58 +55,12 @@ impl<'a> ImportRequest<'a> {
         let acquire = if wanted.is_empty() {
             None
         } else {
-            Some(importer.client.acquire_start(&wanted, importer.deadline)?)
+            let connection = importer.client.usable("acquire")?;
+            Some(Acquiring::start(connection, &wanted, importer.deadline))
         };
         let (handles, granted) = (handles.into(), Vec::new());
-        Ok(ImportRequest { importer, handles, acquire, missing, granted, outcomes })
+        Ok(Importing { importer, handles, acquire, missing, granted, outcomes })
     }
-
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is
-    /// to serve, too. An opener ([`crate::ImportCache::set_opener`]) runs in here. The errors are
-    /// those of [`crate::ImportCache::import`]; all answer NOT_CONNECTED in a child of fork(2).
-    pub fn test(mut self) -> ImportProgress<'a> {
-        if self.importer.client.is_forked_copy() {
-            // The cache is the parent's.
-            let outcomes = std::mem::take(&mut self.outcomes);
-            std::mem::forget(outcomes);
-            let forked = self.handles.iter().map(|_| Err(Error::forked("import")));
-            return Progress::Done(forked.collect());
-        }
-        let connection = self.importer.client.current();
-        let _handing_over = connection.hand_over();
-        for (place, grant) in std::mem::take(&mut self.granted) {
-            self.arrive(place, Ok(grant));
-        }
-        if let Some(acquire) = self.acquire.take() {
-            let mut arrived = Vec::new();
-            self.acquire = acquire.test_each(|index, outcome| arrived.push((index, outcome)));
-            for (index, outcome) in arrived {
-                self.arrive(self.missing[index], outcome);
-            }
-        }
-        if self.acquire.is_some() || !self.granted.is_empty() {
-            return Progress::UnderWay(self);
-        }
-        let outcome = |one: Option<_>| one.expect("a hit, or it has arrived");
-        Progress::Done(self.outcomes.into_iter().map(outcome).collect())
-    }
-
-    /// As [`AcquireRequest::tell`].
-    pub fn tell(&mut self, due: &Due, token: u64) {
-        self.acquire.iter_mut().for_each(|acquire| acquire.tell(due, token));
-    }
-
-    /// As [`AcquireRequest::due_within`].
-    pub fn due_within(&self) -> Duration {
-        match &self.acquire {
-            Some(acquire) if self.granted.is_empty() => acquire.due_within(),
-            // Another thread imports the same.
-            _ => AGAIN_FIRST,
-        }
-    }
-
-    /// Gives it up, like drop. Never waits.
-    pub fn cancel(self) {}
 
     fn arrive(&mut self, place: usize, granted: Result<Grant, Error>) {
         let handle = self.handles[place];
@@ -133,8 +89,51 @@ impl<'a> ImportRequest<'a> {
     }
 }
 
-impl std::fmt::Debug for ImportRequest<'_> {
+impl<'a> Work for Importing<'a> {
+    type Outcome = Imports<'a>;
+
+    fn advance(&mut self) -> Option<Imports<'a>> {
+        if self.importer.client.is_forked_copy() {
+            // The cache is the parent's.
+            let outcomes = std::mem::take(&mut self.outcomes);
+            std::mem::forget(outcomes);
+            let forked = self.handles.iter().map(|_| Err(Error::forked("import")));
+            return Some(forked.collect());
+        }
+        let connection = self.importer.client.current();
+        let _handing_over = connection.hand_over();
+        for (place, grant) in std::mem::take(&mut self.granted) {
+            self.arrive(place, Ok(grant));
+        }
+        if let Some(mut acquire) = self.acquire.take() {
+            let is_over = acquire.advance().is_some();
+            for (index, outcome) in acquire.messages.take_arrived() {
+                self.arrive(self.missing[index], outcome);
+            }
+            self.acquire = (!is_over).then_some(acquire);
+        }
+        if self.acquire.is_some() || !self.granted.is_empty() {
+            return None;
+        }
+        let outcome = |one: Option<_>| one.expect("a hit, or it has arrived");
+        Some(self.outcomes.drain(..).map(outcome).collect())
+    }
+
+    fn awaited(&self) -> Option<(&Connection, u64)> {
+        self.acquire.as_ref()?.awaited()
+    }
+
+    fn goes_on_at(&self) -> Instant {
+        match &self.acquire {
+            Some(acquire) if self.granted.is_empty() => acquire.goes_on_at(),
+            // Another thread imports the same.
+            _ => Instant::now() + AGAIN_FIRST,
+        }
+    }
+}
+
+impl std::fmt::Debug for Importing<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ImportRequest").field("acquire", &self.acquire).finish_non_exhaustive()
+        f.debug_struct("Importing").field("acquire", &self.acquire).finish_non_exhaustive()
     }
 }

@@ -7,23 +7,29 @@ use crate::books::spans::place_of;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, RegistrationRef};
 use crate::error::Error;
+use crate::limits::AGAIN_FIRST;
 use crate::own_fds::OwnFd;
 use crate::requests::registering::Registering;
-use crate::requests::started::Progress;
+use crate::requests::started::{Exchange, Messages, Progress, Request, Work};
+use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
-/// Registrations under way; see [`Exports::register_start`]. For progress engines: nothing here
-/// ever waits.
+/// Registrations under way; see [`Exports::register_start`].
 ///
-/// [`RegisterRequest::test`] drives it. Dropping it cancels it: what it registers is ended, but for
-/// memory with an address that is registered already: the next registration of it finds it. Until
-/// it is answered, other threads that register the same memory wait for it.
-#[must_use = "dropping a request cancels it"]
-pub struct RegisterRequest<'a> {
+/// To cancel it ends what it registers, but for memory with an address that is registered already:
+/// the next registration of it finds it. Until it is answered, other threads that register the same
+/// memory wait for it.
+pub type RegisterRequest<'a> = Request<'a, Vec<Result<Handle, Error>>>;
+
+/// How far a [`RegisterRequest`] is.
+pub type RegisterProgress<'a> = Progress<'a, Vec<Result<Handle, Error>>>;
+
+struct Registers<'a> {
     exports: &'a Exports,
     deadline: Deadline,
-    registering: Box<Registering>,
+    registering: Exchange<Registering>,
     /// Of each that `registering` has: its place in the call, and the right to its range if it has
     /// one.
     sent: Vec<(usize, Deposit, Option<Claim<'a>>)>,
@@ -34,16 +40,13 @@ pub struct RegisterRequest<'a> {
     made: Vec<RegistrationRef>,
 }
 
-/// How far a [`RegisterRequest`] is.
-pub type RegisterProgress<'a> = Progress<RegisterRequest<'a>, Vec<Result<Handle, Error>>>;
-
 impl Exports {
     /// Starts to register any number, `fds[i]` being that of `deposits[i]`, without waiting for
     /// anything: see [`RegisterRequest`]. The library duplicates the fds, and closes each duplicate
     /// when its deposit is answered. May be called in a callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED. All else is said by [`RegisterRequest::test`],
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`Request::test`],
     /// deposit by deposit: as [`Exports::register_many`].
     ///
     /// # Panics
@@ -56,10 +59,10 @@ impl Exports {
     ) -> Result<RegisterRequest<'_>, Error> {
         assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
         let connection = self.connected(deposits, Client::usable)?;
-        let mut request = RegisterRequest {
+        let mut request = Registers {
             exports: self,
             deadline,
-            registering: Box::new(Registering::new(connection, deadline)),
+            registering: Exchange::new(Registering::new(connection, deadline)),
             sent: Vec::new(),
             busy: Vec::new(),
             outcomes: deposits.iter().map(|_| None).collect(),
@@ -71,35 +74,30 @@ impl Exports {
                 Err(error) => request.outcomes[place] = Some(Err(error)),
             }
         }
-        // Done already is seen by the first test.
-        request.registering.advance();
-        Ok(request)
+        request.registering.start();
+        Ok(Request::of(request))
     }
 }
 
-impl<'a> RegisterRequest<'a> {
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is
-    /// to serve, too. May be called in a callback. All answer NOT_CONNECTED in a child of fork(2).
-    pub fn test(mut self) -> RegisterProgress<'a> {
+impl Work for Registers<'_> {
+    type Outcome = Vec<Result<Handle, Error>>;
+
+    fn advance(&mut self) -> Option<Self::Outcome> {
         if self.exports.client.is_forked_copy() {
             // The locks of its claims may be held by a thread that the child does not have.
             std::mem::forget(std::mem::take(&mut self.sent));
             let forked = self.outcomes.iter().map(|_| Err(Error::forked("register")));
-            return Progress::Done(forked.collect());
+            return Some(forked.collect());
         }
-        self.registering.serve();
+        self.registering.messages.connection().serve();
         loop {
             for (place, deposit, fd) in std::mem::take(&mut self.busy) {
                 self.add(place, deposit, fd);
             }
-            let is_idle = self.registering.advance();
-            let answered = self.registering.take_answered();
+            let is_idle = self.registering.go_on().is_some();
+            let answered = self.registering.messages.take_answered();
             if answered.is_empty() {
-                return if is_idle && self.busy.is_empty() {
-                    self.done()
-                } else {
-                    Progress::UnderWay(self)
-                };
+                return (is_idle && self.busy.is_empty()).then(|| self.done());
             }
             for (index, answer) in answered {
                 let (place, deposit, claim) = &mut self.sent[index];
@@ -115,9 +113,18 @@ impl<'a> RegisterRequest<'a> {
         }
     }
 
-    /// Gives it up, like drop. Never waits.
-    pub fn cancel(self) {}
+    fn awaited(&self) -> Option<(&Connection, u64)> {
+        self.registering.awaited()
+    }
 
+    fn goes_on_at(&self) -> Instant {
+        let at = self.registering.goes_on_at();
+        // Nobody tells when another registration is over.
+        if self.busy.is_empty() { at } else { at.min(Instant::now() + AGAIN_FIRST) }
+    }
+}
+
+impl Registers<'_> {
     /// Finds one in the table, or sends it when its range is free.
     fn add(&mut self, place: usize, deposit: Deposit, fd: OwnFd) {
         let claim = match place_of(&deposit).map(|range| self.exports.find(range, &deposit)) {
@@ -131,18 +138,18 @@ impl<'a> RegisterRequest<'a> {
             Some(Found::Busy) => return self.busy.push((place, deposit, fd)),
         };
         self.sent.push((place, deposit, claim));
-        self.registering.add(deposit, fd);
+        self.registering.messages.add(deposit, fd);
     }
 
-    fn done(mut self) -> RegisterProgress<'a> {
+    fn done(&mut self) -> Vec<Result<Handle, Error>> {
         self.made.clear();
         let outcomes = std::mem::take(&mut self.outcomes);
         let outcome = |one: Option<_>| one.expect("known, answered or refused");
-        Progress::Done(outcomes.into_iter().map(outcome).collect())
+        outcomes.into_iter().map(outcome).collect()
     }
 }
 
-impl Drop for RegisterRequest<'_> {
+impl Drop for Registers<'_> {
     fn drop(&mut self) {
         if self.exports.client.is_forked_copy() {
             std::mem::forget(std::mem::take(&mut self.sent))
@@ -152,10 +159,8 @@ impl Drop for RegisterRequest<'_> {
     }
 }
 
-impl std::fmt::Debug for RegisterRequest<'_> {
+impl std::fmt::Debug for Registers<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RegisterRequest")
-            .field("registering", &self.registering)
-            .finish_non_exhaustive()
+        f.debug_struct("Registers").field("registering", &self.registering).finish_non_exhaustive()
     }
 }

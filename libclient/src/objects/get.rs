@@ -7,52 +7,35 @@ use super::memory::Shared;
 use super::object::Object;
 use super::options::Whose;
 use super::wire::{self, Answer, AnswerItem, Names};
-use crate::books::due::{Due, Teller};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::inherited::Way;
-use crate::limits::{AGAIN_FIRST, METADATA_TRIES};
-use crate::requests::started::{Progress, due_at};
+use crate::limits::METADATA_TRIES;
+use crate::requests::started::{Exchange, Messages, Progress, Request};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// A get under way; see [`crate::Objects::get_start`]. For progress engines: nothing here waits for
-/// the broker or a maker. Memory is opened by the test that finds the answer.
-///
-/// [`GetRequest::test`] drives it. Dropping it is [`GetRequest::cancel`].
-#[derive(Debug)]
-#[must_use = "dropping a request cancels it"]
-pub struct GetRequest {
-    state: Box<State>,
-}
+/// A get under way; see [`crate::Objects::get_start`]; its outcome is that of
+/// [`crate::Objects::get_many`]. Memory is opened by the test that finds the answer.
+pub type GetRequest = Request<'static, Result<Vec<Object>, Error>>;
 
-/// How far a [`GetRequest`] is; its outcome is that of [`crate::Objects::get_many`].
-pub type GetProgress = Progress<GetRequest, Result<Vec<Object>, Error>>;
+/// How far a [`GetRequest`] is.
+pub type GetProgress = Progress<'static, Result<Vec<Object>, Error>>;
 
 #[derive(Debug)]
-struct State {
+struct Getting {
     whose: Whose,
     connection: Arc<Connection>,
     names: Names,
     deadline: Deadline,
     tries: usize,
     again: Again,
-    step: Step,
-    teller: Option<Teller>,
-}
-
-/// What the next test has to do.
-#[derive(Debug)]
-enum Step {
-    /// Send the get, but not before then.
-    Send(Instant),
-    /// Look for its answer.
-    Look(u64),
-    /// Ask for the metadata that was not in it.
-    SendStat(Vec<Object>, Vec<usize>),
-    LookForStat(u64, Vec<Object>, Vec<usize>),
+    /// What is open, with the places of those whose metadata was not in the answer: it is asked
+    /// for.
+    lacking: Option<(Vec<Object>, Vec<usize>)>,
+    outcome: Option<Result<Vec<Object>, Error>>,
 }
 
 pub(super) fn get<N: AsRef<str>>(
@@ -130,186 +113,87 @@ fn moved(names: &Names) -> Error {
     Error::timed_out(format!("get {}", names.get(0))).because(why)
 }
 
-impl GetRequest {
-    pub(super) fn start<N: AsRef<str>>(
-        whose: &Whose,
-        names: &[N],
-        deadline: Deadline,
-    ) -> Result<Self, Error> {
-        let connection = whose.client.usable("get")?;
-        let mut state = Box::new(State {
-            whose: whose.clone(),
-            connection,
-            names: Names::for_get(names)?,
-            deadline,
-            tries: 0,
-            again: Again::new(),
-            step: Step::Send(Instant::now()),
-            teller: None,
-        });
-        // An error is seen by the first test.
-        state.send();
-        Ok(GetRequest { state })
-    }
-
-    /// Does what can be done now, without waiting for the broker, and says how far it is; in
-    /// dispatch mode it serves recalls, too. May be called in a callback.
-    pub fn test(mut self) -> GetProgress {
-        self.state.connection.serve();
-        match self.state.advance() {
-            Some(outcome) => Progress::Done(outcome),
-            None => Progress::UnderWay(self),
-        }
-    }
-
-    /// From now on it tells `due` this token when there is something to test: an answer has come,
-    /// or the connection has ended. Test it as well when [`GetRequest::due_within`] has passed.
-    pub fn tell(&mut self, due: &Due, token: u64) {
-        self.state.teller = Some(Teller::new(due, token));
-        self.state.have_told();
-    }
-
-    /// When to test it though it has not told: a pause is over, or its deadline has come.
-    pub fn due_within(&self) -> Duration {
-        match self.state.step {
-            Step::Send(not_before) => due_at(not_before),
-            Step::SendStat(..) => AGAIN_FIRST,
-            Step::Look(_) | Step::LookForStat(..) => due_at(self.state.deadline.given_up_at()),
-        }
-    }
-
-    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back.
-    /// Never waits.
-    pub fn cancel(self) {}
+pub(super) fn start<N: AsRef<str>>(
+    whose: &Whose,
+    names: &[N],
+    deadline: Deadline,
+) -> Result<GetRequest, Error> {
+    Ok(Request::of(Exchange::started(Getting {
+        connection: whose.client.usable("get")?,
+        names: Names::for_get(names)?,
+        whose: whose.clone(),
+        deadline,
+        tries: 0,
+        again: Again::new(),
+        lacking: None,
+        outcome: None,
+    })))
 }
 
-impl State {
-    fn have_told(&self) {
-        if let (Step::Look(id) | Step::LookForStat(id, ..), Some(teller)) =
-            (&self.step, &self.teller)
-        {
-            self.connection.tell(*id, teller);
-        }
+impl Messages for Getting {
+    type Outcome = Result<Vec<Object>, Error>;
+    const WHAT: &'static str = "get";
+
+    fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
-    /// Sends the get if it fits now.
-    fn send(&mut self) -> Option<Error> {
-        match wire::start_get(&self.connection, self.whose.flags(), &self.names, self.deadline) {
-            Ok(Some(id)) => {
-                self.step = Step::Look(id);
-                self.have_told();
-            }
-            Ok(None) if Instant::now() < self.deadline.given_up_at() => {}
-            Ok(None) => return Some(Error::timed_out("get: no room for another request")),
-            Err(error) => return Some(error),
-        }
-        None
+    fn deadline(&self) -> Deadline {
+        self.deadline
     }
 
-    /// Goes on until there is nothing to do but wait; its outcome.
-    fn advance(&mut self) -> Option<Result<Vec<Object>, Error>> {
-        loop {
-            match std::mem::replace(&mut self.step, Step::Send(Instant::now())) {
-                Step::Send(not_before) => {
-                    self.step = Step::Send(not_before);
-                    if Instant::now() < not_before {
-                        return None;
-                    }
-                    // What is in the way may be replies that wait to be read.
-                    self.connection.read_if_nobody_does();
-                    return self.send().map(Err);
-                }
-                Step::Look(id) => {
-                    match wire::look_for_got(&self.connection, id, &self.names, self.deadline) {
-                        None => {
-                            self.step = Step::Look(id);
-                            return None;
-                        }
-                        Some(answer) => {
-                            match answer
-                                .and_then(|it| open(&self.connection, &self.whose, &self.names, it))
-                            {
-                                Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
-                                Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
-                                Err(error) => match self.again.is_due(error, self.deadline) {
-                                    Ok(()) => self.step = Step::Send(Instant::now() + AGAIN_FIRST),
-                                    Err(error) => return Some(Err(error)),
-                                },
-                            }
-                        }
-                    }
-                }
-                Step::SendStat(got, lacking) => {
-                    let asked = self.asked(&lacking);
-                    let flags = self.whose.flags();
-                    match wire::start_stat(&self.connection, flags, &asked, self.deadline) {
-                        Ok(Some(id)) => {
-                            self.step = Step::LookForStat(id, got, lacking);
-                            self.have_told();
-                        }
-                        Ok(None) if Instant::now() < self.deadline.given_up_at() => {
-                            self.step = Step::SendStat(got, lacking);
-                        }
-                        Ok(None) => {
-                            return Some(Err(Error::timed_out("get: no room for another request")));
-                        }
-                        Err(error) => return Some(Err(error)),
-                    }
-                    return None;
-                }
-                Step::LookForStat(id, mut got, mut lacking) => {
-                    let asked = self.asked(&lacking);
-                    let Some(looked) =
-                        wire::look_for_stat(&self.connection, id, &asked, self.deadline)
-                    else {
-                        self.step = Step::LookForStat(id, got, lacking);
-                        return None;
-                    };
-                    let infos = match looked {
-                        Ok(infos) => infos,
-                        Err(error) => return Some(Err(error)),
-                    };
-                    // One answer may have less than all.
-                    let (done, count) = (lacking.len().min(infos.len()), lacking.len());
-                    if fill(&mut got, &lacking[..done], infos) {
-                        if done == count {
-                            return Some(Ok(got));
-                        }
-                        lacking.drain(..done);
-                        self.step = Step::SendStat(got, lacking);
-                        continue;
-                    }
-                    self.tries += 1;
-                    if self.tries >= METADATA_TRIES {
-                        return Some(Err(moved(&self.names)));
-                    }
-                    self.step = Step::Send(Instant::now() + AGAIN_FIRST);
-                }
+    fn outcome(&mut self) -> Option<Self::Outcome> {
+        self.outcome.take()
+    }
+
+    fn send(&mut self) -> Result<Option<u64>, Error> {
+        let Getting { connection, whose, names, deadline, .. } = self;
+        match &self.lacking {
+            None => wire::start_get(connection, whose.flags(), names, *deadline),
+            Some((_, places)) => {
+                wire::start_stat(connection, whose.flags(), &names.some(places), *deadline)
             }
         }
     }
 
-    fn asked(&self, lacking: &[usize]) -> Names {
-        self.names.some(lacking)
+    fn look(&mut self, id: u64) -> Option<Result<(), Error>> {
+        let Getting { connection, names, deadline, .. } = self;
+        if let Some((_, places)) = &self.lacking {
+            let asked = names.some(places);
+            let infos = wire::look_for_stat(connection, id, &asked, *deadline)?;
+            return Some(infos.and_then(|infos| self.fill(infos)));
+        }
+        let answer = wire::look_for_got(connection, id, names, *deadline)?;
+        let opened = answer.and_then(|answer| open(connection, &self.whose, names, answer));
+        Some(opened.map(|(got, places)| self.has(got, places)))
+    }
+
+    fn settle(&mut self, answered: Result<(), Error>) -> Duration {
+        self.again.settle(answered, self.deadline, |error| self.outcome = Some(Err(error)))
     }
 }
 
-impl Drop for State {
-    fn drop(&mut self) {
-        if let Step::Look(id) | Step::LookForStat(id, ..) = self.step {
-            self.connection.forget(id);
+impl Getting {
+    /// Those at these places have no metadata yet.
+    fn has(&mut self, got: Vec<Object>, places: Vec<usize>) {
+        if places.is_empty() {
+            self.outcome = Some(Ok(got));
+        } else {
+            self.lacking = Some((got, places));
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn request_when_made_then_may_go_to_another_thread() {
-        fn assert_send<T: Send>() {}
-        assert_send::<GetRequest>();
-        assert_send::<GetProgress>();
+    fn fill(&mut self, infos: Vec<Option<ObjectInfo>>) -> Result<(), Error> {
+        let (mut got, mut places) = self.lacking.take().unwrap_or_default();
+        // One answer may have less than all.
+        let filled = places.len().min(infos.len());
+        if fill(&mut got, &places[..filled], infos) {
+            places.drain(..filled);
+            self.has(got, places);
+            return Ok(());
+        }
+        // All of it anew.
+        self.tries += 1;
+        if self.tries < METADATA_TRIES { Ok(()) } else { Err(moved(&self.names)) }
     }
 }

@@ -3,14 +3,15 @@
 //! latest.
 
 use super::memory::{GroupMemory, Layout};
-use super::options::{NewObject, ObjectOptions, Place, Whose};
+use super::options::{NewObject, ObjectOptions, Place, PutObject, Whose};
 use super::wire::{self, Items, Made, Making};
-use crate::backend::MakersWork;
+use crate::backend::{MakersWork, closed_here};
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::deposit::Export;
 use crate::error::Error;
 use crate::map::check_range;
+use crate::own_fds::OwnFd;
 use crate::wire::connection::Connection;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::ObjectCreateHead;
@@ -71,9 +72,24 @@ impl Group {
         let export = group.export(&place)?;
         let created = create.ask(&group.connection, Some(export.as_fd()), deadline)?;
         drop(export);
-        group.begun(created);
-        wire::add(&group.connection, group.number, &items, create.end(), deadline)?;
+        group.add_rest(created, &items, create.end(), deadline)?;
         Ok(group)
+    }
+
+    pub(super) fn put(
+        whose: &Whose,
+        objects: &[PutObject<'_>],
+        options: ObjectOptions,
+        deadline: Deadline,
+    ) -> Result<u64, Error> {
+        let connection = whose.client.connection("put", deadline)?;
+        let (mut group, head, items, fd) = Self::written(whose, connection, objects, options)?;
+        let create = Making::Create(&head, &items);
+        let file = fd.proved().ok_or_else(closed_here)?;
+        let created = create.ask(&group.connection, Some(file), deadline)?;
+        drop(fd);
+        group.add_rest(created, &items, create.end(), deadline)?;
+        Box::new(group).ask_to_seal(deadline).map_err(Error::from)
     }
 
     /// A group of which the broker knows nothing yet, and what it is to be told.
@@ -89,21 +105,50 @@ impl Group {
         let items = Items::of(members, &layout.members)?;
         let memory = GroupMemory::new(&whose.client, place, &mut layout)?;
         let head = memory.head(whose.flags(), options, place, layout.size_bytes);
+        Ok((Self::of(whose, connection, members, options, layout, memory), head, items))
+    }
+
+    /// The same of a host group of these bytes, with the fd of its memory, which is sealed.
+    pub(super) fn written(
+        whose: &Whose,
+        connection: Arc<Connection>,
+        objects: &[PutObject<'_>],
+        options: ObjectOptions,
+    ) -> Result<(Self, ObjectCreateHead, Items, OwnFd), Error> {
+        whose.check_lasting("put", options.outlives_maker())?;
+        let members: Vec<NewObject<'_>> = objects.iter().map(NewObject::from).collect();
+        let layout = Layout::of(&members, &Place::Host, 0)?;
+        let items = Items::of(&members, &layout.members)?;
+        let (memory, fd) = GroupMemory::written(&layout, objects)?;
+        let head = memory.head(whose.flags(), options, &Place::Host, layout.size_bytes);
+        Ok((Self::of(whose, connection, &members, options, layout, memory), head, items, fd))
+    }
+
+    fn of(
+        whose: &Whose,
+        connection: Arc<Connection>,
+        members: &[NewObject<'_>],
+        options: ObjectOptions,
+        layout: Layout,
+        memory: GroupMemory,
+    ) -> Self {
         let ends_with_broker = options.outlives_maker();
         let mut expecting = wire::Expecting::default();
         expecting.add(members);
         let (whose, number, is_over) = (whose.clone(), 0, true);
-        let group = Group {
-            whose,
-            connection,
-            number,
-            ends_with_broker,
-            layout,
-            memory,
-            expecting,
-            is_over,
-        };
-        Ok((group, head, items))
+        Group { whose, connection, number, ends_with_broker, layout, memory, expecting, is_over }
+    }
+
+    /// Adds the items from this one on, which did not go with the create.
+    fn add_rest(
+        &mut self,
+        created: Made,
+        items: &Items,
+        begin: usize,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        self.begun(created);
+        wire::add(&self.connection, self.number, items, begin, deadline)
     }
 
     /// The broker knows of it. From here on its drop gives it up.
@@ -235,9 +280,12 @@ impl Group {
         if let Err(error) = self.whose.client.check_may_wait("seal") {
             return Err(SealError { error, group: None });
         }
-        let group = Box::new(self.seal_memory(work)?);
-        let made = Making::Seal(group.number).ask(&group.connection, None, deadline);
-        group.sealed(made.map(|it| it.number))
+        Box::new(self.seal_memory(work)?).ask_to_seal(deadline)
+    }
+
+    fn ask_to_seal(self: Box<Self>, deadline: Deadline) -> Result<u64, SealError> {
+        let made = Making::Seal(self.number).ask(&self.connection, None, deadline);
+        self.sealed(made.map(|it| it.number))
     }
 
     /// Seals its memory, which the broker does not hear of.

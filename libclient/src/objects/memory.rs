@@ -75,6 +75,11 @@ impl Layout {
         objects.iter().map(place).collect()
     }
 
+    fn bytes(&self) -> Result<usize, Error> {
+        let too_many = |_| does_not_fit(self.size_bytes, usize::MAX as u64);
+        usize::try_from(self.size_bytes).map_err(too_many)
+    }
+
     pub fn take(&mut self, placed: Vec<Range<u64>>) {
         let end = placed.iter().map(|range| range.end).max();
         self.used = self.used.max(end.unwrap_or(0));
@@ -121,13 +126,9 @@ enum Of {
 impl GroupMemory {
     /// Makes it, and says in the layout how large it is.
     pub fn new(client: &Client, place: &Place<'_>, layout: &mut Layout) -> Result<Self, Error> {
-        let bytes = || {
-            usize::try_from(layout.size_bytes)
-                .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))
-        };
         let of = match (place, place.device()) {
             (_, Some(device)) => {
-                let (memory, facts) = device.make(client, bytes()?)?;
+                let (memory, facts) = device.make(client, layout.bytes()?)?;
                 layout.size_bytes = facts.size_bytes;
                 Of::Device { memory, facts }
             }
@@ -139,12 +140,21 @@ impl GroupMemory {
             }
             (Place::Fd(..), _) => Of::Foreign,
             _ => {
-                let fd = object_file::allocated(bytes()?)?;
-                let mapping = object_file::map(fd.proved().ok_or_else(closed_here)?, bytes()?)?;
+                let fd = object_file::allocated(layout.bytes()?)?;
+                let file = fd.proved().ok_or_else(closed_here)?;
+                let mapping = object_file::map(file, layout.bytes()?)?;
                 Of::Host { mapping, fd }
             }
         };
         Ok(GroupMemory { of, process: Process::current() })
+    }
+
+    /// A host file of these bytes, sealed: its fd.
+    pub fn written(layout: &Layout, puts: &[PutObject<'_>]) -> Result<(Self, OwnFd), Error> {
+        let parts = layout.members.iter().zip(puts).map(|(range, put)| (range.start, put.bytes));
+        let fd = object_file::written(layout.bytes()?, parts)?;
+        object_file::seal(fd.proved().ok_or_else(closed_here)?)?;
+        Ok((GroupMemory { of: Of::Sealed, process: Process::current() }, fd))
     }
 
     /// The fd to send.
@@ -254,16 +264,6 @@ impl GroupMemory {
 
 fn sealed() -> Error {
     Error::new(ErrorCode::Sealed, "write to a group")
-}
-
-/// A host file of these bytes, sealed.
-pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<OwnFd, Error> {
-    let size = usize::try_from(layout.size_bytes)
-        .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))?;
-    let parts = layout.members.iter().zip(puts).map(|(range, put)| (range.start, put.bytes));
-    let fd = object_file::written(size, parts)?;
-    object_file::seal(fd.proved().ok_or_else(closed_here)?)?;
-    Ok(fd)
 }
 
 // --- got -----------------------------------------------------------------------------------------

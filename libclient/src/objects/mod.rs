@@ -22,26 +22,22 @@ pub use info::ObjectInfo;
 pub use list::ObjectList;
 pub use object::Object;
 pub use options::{NewObject, ObjectOptions, Place, PutObject, Touch};
-pub use started::{CreateRequest, GroupRequest, SealRequest};
+pub use started::{CreateRequest, PutRequest, SealRequest};
 pub use watch::{Watch, WatchEvent};
 
 use crate::api::client::Client;
-use crate::backend::closed_here;
 #[cfg(feature = "cuda")]
 use crate::backend::cuda;
 #[cfg(feature = "level-zero")]
 use crate::backend::level_zero;
-use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use cached::Cached;
 use devices::Devices;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::MAX_GROUP;
-use memory::{Layout, write_sealed};
 use options::Whose;
 use std::sync::Arc;
-use wire::Making;
 
 /// The named objects of this client's domain or job; clones share the cache of
 /// [`Objects::get_cached`].
@@ -123,15 +119,13 @@ impl Objects {
         Group::create(&self.whose, objects, place, options, deadline)
     }
 
-    /// Starts to begin a group, without waiting for the broker: see [`GroupRequest`]. The memory is
+    /// Starts to begin a group, without waiting for the broker: see [`CreateRequest`]. The memory is
     /// made inside this call. Its fd, or the caller's, is duplicated until the broker has it. May
     /// be called in a callback.
     ///
-    /// To put without waiting: write to the group, and [`Group::seal_start`].
-    ///
     /// # Errors
     /// When nothing was started: TOO_LONG, BAD_HANDLE, NOT_SUPPORTED, INTERNAL, LOCAL_FD_LIMIT,
-    /// NOT_CONNECTED, as [`Objects::create`]. All else is said by [`GroupRequest::test`].
+    /// NOT_CONNECTED, as [`Objects::create`]. All else is said by [`crate::Request::test`].
     pub fn create_start(
         &self,
         objects: &[NewObject<'_>],
@@ -167,26 +161,22 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<u64, Error> {
-        let connection = self.whose.client.connection("put", deadline)?;
-        self.whose.check_lasting("put", options.outlives_maker())?;
-        let members: Vec<NewObject<'_>> = objects.iter().map(NewObject::from).collect();
-        let layout = Layout::of(&members, &Place::Host, 0)?;
-        let items = wire::Items::of(&members, &layout.members)?;
-        let fd = write_sealed(&layout, objects)?;
-        let file = fd.proved().ok_or_else(closed_here)?;
-        let head = wire::host_head(self.whose.flags(), options, layout.size_bytes);
-        let create = Making::Create(&head, &items);
-        let number = create.ask(&connection, Some(file), deadline)?.number;
-        drop(fd);
-        let sealed = wire::add(&connection, number, &items, create.end(), deadline)
-            .and_then(|()| Making::Seal(number).ask(&connection, None, deadline));
-        // Of one that is sealed the broker says that it is.
-        sealed.map(|it| it.number).map_err(|error| {
-            connection.post(OneWay::Abort(number));
-            let mut expecting = wire::Expecting::default();
-            expecting.add(&members);
-            expecting.named(error)
-        })
+        Group::put(&self.whose, objects, options, deadline)
+    }
+
+    /// Starts to put up to 253 host objects, without waiting for the broker: see [`PutRequest`].
+    /// The bytes are copied inside this call. May be called in a callback.
+    ///
+    /// # Errors
+    /// When nothing was started: TOO_LONG, BAD_HANDLE, NOT_SUPPORTED, INTERNAL, LOCAL_FD_LIMIT,
+    /// NOT_CONNECTED, as [`Objects::put_group`]. All else is said by [`crate::Request::test`].
+    pub fn put_start(
+        &self,
+        objects: &[PutObject<'_>],
+        options: ObjectOptions,
+        deadline: Deadline,
+    ) -> Result<PutRequest, Error> {
+        started::put(&self.whose, objects, options, deadline)
     }
 
     /// Makes any number, in groups of 253: the version of each, in their order.
@@ -238,13 +228,13 @@ impl Objects {
     ///
     /// # Errors
     /// When nothing was started: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. All else is said by
-    /// [`GetRequest::test`].
+    /// [`crate::Request::test`].
     pub fn get_start<N: AsRef<str>>(
         &self,
         names: &[N],
         deadline: Deadline,
     ) -> Result<GetRequest, Error> {
-        GetRequest::start(&self.whose, names, deadline)
+        get::start(&self.whose, names, deadline)
     }
 
     /// The same as [`Objects::get`] for objects that are asked for again and again: memory stays

@@ -2,6 +2,7 @@
 //! Must never answer what the broker asks of this client: `serve` does.
 
 pub(crate) mod acquire;
+pub(crate) mod acquiring;
 pub(crate) mod ahead;
 pub(crate) mod early;
 pub(crate) mod flush;

@@ -5,6 +5,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::wire::connection::Connection;
+use std::time::Duration;
 
 /// How often one thing was asked for.
 #[derive(Debug)]
@@ -26,6 +27,24 @@ impl Again {
     /// Whether to ask again after this error; otherwise what to tell the caller.
     pub fn is_due(&mut self, error: Error, deadline: Deadline) -> Result<(), Error> {
         if error.asks_again() && self.has_time(deadline) { Ok(()) } else { Err(error.not_again()) }
+    }
+
+    /// For how long to pause before the next message: after an answer not at all. What is final is
+    /// told to `fail`.
+    pub fn settle(
+        &mut self,
+        answered: Result<(), Error>,
+        deadline: Deadline,
+        fail: impl FnOnce(Error),
+    ) -> Duration {
+        let Err(error) = answered else { return Duration::ZERO };
+        match self.is_due(error, deadline) {
+            Ok(()) => AGAIN_FIRST,
+            Err(error) => {
+                fail(error);
+                Duration::ZERO
+            }
+        }
     }
 }
 

@@ -1,14 +1,15 @@
-//! Groups begun and sealed while nobody waits, with a scripted broker: messages, credit, cancels at
+//! Groups begun, sealed and put while nobody waits, with a scripted broker: messages, credit, cancels at
 //! each point, what the broker refuses, and its end.
 
 use crate::objects::{client, created, plain};
 use crate::support::*;
 use fdbroker_client::{
-    Client, CreateRequest, Deadline, Due, Error, ErrorCode, Group, GroupRequest, NewObject,
-    Objects, Place, Progress, SealRequest,
+    Client, CreateRequest, Deadline, Due, Error, ErrorCode, Group, NewObject, Objects, Place,
+    Progress, PutObject, PutRequest, Request, SealRequest,
 };
 use fdbroker_protocol::object::ObjectGroup;
 use fdbroker_protocol::{Kind, Status};
+use std::io::{Read, Write};
 use std::thread;
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ fn start(objects: &Objects, name: &str, deadline: Deadline) -> CreateRequest {
     objects.create_start(&[NewObject::new(name, 10)], Place::Host, plain(), deadline).unwrap()
 }
 
-fn under_way<T: std::fmt::Debug>(request: GroupRequest<T>) -> GroupRequest<T> {
+fn under_way<T: std::fmt::Debug>(request: Request<'_, T>) -> Request<'_, T> {
     match request.test() {
         Progress::UnderWay(request) => request,
         Progress::Done(outcome) => panic!("it is done: {outcome:?}"),
     }
 }
 
-fn done<T>(request: GroupRequest<T>) -> T {
+fn done<T>(request: Request<'_, T>) -> T {
     let mut request = Some(request);
     let mut outcome = None;
     eventually("the outcome", || {
@@ -45,6 +46,10 @@ fn group(objects: &Objects, peer: &Peer, number: u64) -> Group {
 
 fn group_of(request: &Received) -> u64 {
     request.message(|it| it.body_as::<ObjectGroup>().unwrap().group.get())
+}
+
+fn put(objects: &Objects, name: &str, bytes: &[u8]) -> PutRequest {
+    objects.put_start(&[PutObject::new(name, bytes).expect(3)], plain(), soon()).unwrap()
 }
 
 fn seal(group: Group) -> SealRequest {
@@ -194,4 +199,76 @@ fn start_when_the_broker_goes_then_told_and_not_connected_and_the_next_one_serve
     let peer = broker.accept(Terms::default());
     eventually("it is connected", || client.is_connected());
     assert_eq!(group(&objects, &peer, 6).number(), 6);
+}
+
+#[test]
+fn put_start_when_tested_then_its_sealed_bytes_go_first_and_the_version_is_the_outcome() {
+    let (_broker, _client, peer, objects) = client();
+    for bytes in [&b"copied"[..], b""] {
+        let mut own = bytes.to_vec();
+        let request = put(&objects, "a", &own);
+        // They were copied.
+        own.fill(0);
+        let asked = peer.recv_kind(Kind::ObjectCreate);
+        let mut file = std::fs::File::from(asked.fds[0].try_clone().unwrap());
+        let mut sent = vec![0xff; bytes.len()];
+        file.read_exact(&mut sent).unwrap();
+        assert_eq!(sent, bytes);
+        file.write_all(b"x").unwrap_err();
+        let request = under_way(request);
+        peer.answer_create(&asked, 5);
+        thread::scope(|scope| {
+            let outcome = scope.spawn(|| done(request));
+            let asked = peer.recv_kind(Kind::ObjectSeal);
+            assert_eq!(group_of(&asked), 5);
+            peer.answer_seal(&asked, 77);
+            assert_eq!(outcome.join().unwrap().unwrap(), 77);
+        });
+        peer.assert_silent();
+    }
+}
+
+#[test]
+fn put_start_when_the_metadata_exceeds_a_message_then_all_is_added_before_the_seal() {
+    let (_broker, _client, peer, objects) = client();
+    let names: Vec<String> = (0..20).map(|at| format!("n{at}")).collect();
+    let puts: Vec<PutObject<'_>> =
+        names.iter().map(|name| PutObject::new(name, b"x").metadata(&[1; 4096])).collect();
+    let request = objects.put_start(&puts, plain(), soon()).unwrap();
+    thread::scope(|scope| {
+        let outcome = scope.spawn(|| done(request));
+        let first = peer.recv();
+        let mut count = created(&first).1.len();
+        peer.answer_create(&first, 5);
+        while count < names.len() {
+            let add = peer.recv_kind(Kind::ObjectAdd);
+            count += add.count;
+            peer.answer_statuses(&add, &[Status::OK]);
+        }
+        peer.answer_seal(&peer.recv_kind(Kind::ObjectSeal), 9);
+        assert_eq!(outcome.join().unwrap().unwrap(), 9);
+    });
+}
+
+#[test]
+fn put_start_when_refused_at_the_seal_or_cancelled_then_its_group_is_given_up() {
+    let (_broker, _client, peer, objects) = client();
+    for code in [ErrorCode::Version, ErrorCode::NoQuota] {
+        let request = put(&objects, "a", b"x");
+        peer.answer_create(&peer.recv_kind(Kind::ObjectCreate), 4);
+        thread::scope(|scope| {
+            let outcome = scope.spawn(|| done(request));
+            peer.fail(peer.recv_kind(Kind::ObjectSeal).id, code.into());
+            let error = outcome.join().unwrap().unwrap_err();
+            let names = error.to_string().starts_with("seal a: VERSION");
+            assert_eq!((error.code, names), (code, code == ErrorCode::Version), "{error}");
+        });
+        assert_eq!(group_of(&peer.recv_kind(Kind::ObjectAbort)), 4);
+    }
+    let request = put(&objects, "a", b"x");
+    let asked = peer.recv_kind(Kind::ObjectCreate);
+    drop(under_way(request));
+    assert_eq!(peer.recv_kind(Kind::Cancel).id, asked.id);
+    peer.answer_create(&asked, 6);
+    assert_eq!(group_of(&peer.recv_kind(Kind::ObjectAbort)), 6);
 }

@@ -4,8 +4,8 @@
 use crate::support::broker::{Broker, Setup};
 use crate::support::wait::{eventually, patience, soon};
 use fdbroker_client::{
-    Client, CreateRequest, Deadline, Error, ErrorCode, GroupRequest, NewObject, ObjectOptions,
-    Objects, Place, Progress,
+    Client, CreateRequest, Deadline, Error, ErrorCode, NewObject, ObjectOptions, Objects, Place,
+    Progress, PutObject, PutRequest, Request,
 };
 use std::thread;
 
@@ -14,7 +14,12 @@ fn start(objects: &Objects, name: &str, deadline: Deadline) -> Result<CreateRequ
     objects.create_start(&new, Place::Host, ObjectOptions::default(), deadline)
 }
 
-fn done<T>(mut request: GroupRequest<T>) -> T {
+fn put(objects: &Objects, name: &str, bytes: &[u8]) -> PutRequest {
+    let put = [PutObject::new(name, bytes)];
+    objects.put_start(&put, ObjectOptions::default(), patience()).expect("it starts")
+}
+
+fn done<T>(mut request: Request<'_, T>) -> T {
     loop {
         match request.test() {
             Progress::UnderWay(under_way) => request = under_way,
@@ -67,6 +72,39 @@ fn cancel_when_a_thousand_starts_are_cancelled_at_any_moment_then_nothing_is_lef
 }
 
 #[test]
+fn cancel_when_a_thousand_puts_are_cancelled_at_any_moment_then_nothing_is_left() {
+    let broker = Broker::start();
+    let client: Client = broker.client("maker");
+    let objects = client.objects();
+    let settled = broker.settled_fds();
+    for turn in 0..1000 {
+        let mut request = Some(put(&objects, &format!("cancelled/{turn}"), b"x"));
+        // After the create is sent, or answered, or the seal is sent, or answered.
+        for _ in 0..turn % 50 {
+            match request.take().expect("under way").test() {
+                Progress::UnderWay(under_way) => request = Some(under_way),
+                Progress::Done(outcome) => {
+                    outcome.expect("it is put");
+                    break;
+                }
+            }
+            thread::yield_now();
+        }
+    }
+    eventually("what was sealed all the same is there", || {
+        for object in objects.list("", patience()) {
+            let name = object.expect("the broker is there").name;
+            let _ = objects.delete(&name, None, patience());
+        }
+        is_empty(&broker, &objects)
+    });
+    eventually("no fd is left", || broker.settled_fds() == settled);
+    done(put(&objects, "empty", b"")).expect("it is put");
+    let empty = objects.get("empty", patience()).expect("it is there");
+    assert_eq!(empty.len(), 0);
+}
+
+#[test]
 fn create_start_when_a_cap_is_full_then_it_waits_for_room_or_names_the_cap() {
     let broker =
         Setup::new().config("[caps.node]\nheld_fds = 3\n[limits]\nbase_credits = 0").start();
@@ -86,11 +124,16 @@ fn create_start_when_a_cap_is_full_then_it_waits_for_room_or_names_the_cap() {
     let objects = client.objects();
     let cancelled = start(&objects, "cancelled", patience()).expect("it starts");
     let waiting = start(&objects, "waiting", patience()).expect("it starts");
-    eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);
+    let puts = [put(&objects, "put", b"x"), put(&objects, "cancelled too", b"x")];
+    let waits = |count| broker.status().uses.parked_requests.now.get() == count;
+    eventually("all wait", || waits(4));
     cancelled.cancel();
-    eventually("one waits", || broker.status().uses.parked_requests.now.get() == 1);
+    let [waiting_put, cancelled] = puts;
+    cancelled.cancel();
+    eventually("two wait", || waits(2));
     drop(full);
     drop(done(waiting).expect("there is room"));
+    done(waiting_put).expect("there is room");
 }
 
 #[test]
@@ -102,10 +145,13 @@ fn start_when_the_broker_is_killed_then_not_connected_and_the_next_one_serves() 
     broker.stop();
     let creating = start(&objects, "creating", patience()).expect("it starts");
     let sealing = group.seal_start(patience()).expect("nothing has it mapped");
+    let putting = put(&objects, "putting", b"x");
     broker.kill();
     broker.restart();
     let error = done(creating).expect_err("its broker is gone");
     assert_eq!(error.code, ErrorCode::NotConnected, "{error}");
+    let error = done(putting).expect_err("its broker is gone");
+    assert!([ErrorCode::NotConnected, ErrorCode::Aborted].contains(&error.code), "{error}");
     let failure = done(sealing).expect_err("its broker is gone");
     assert!(failure.group.is_none(), "{failure}");
     eventually("it is connected again", || client.is_connected());

@@ -13,7 +13,7 @@ use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGroup, ObjectItem, ObjectSealed, object_flags,
 };
-use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MemoryKind, Status, Writer};
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Status, Writer};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -153,11 +153,6 @@ pub fn head(flags: u32, options: ObjectOptions, deposit: &Deposit) -> ObjectCrea
         ttl_ms: options.keep.map_or(0, to_ms).into(),
         driver_data,
     }
-}
-
-/// The head of a group in a memfd.
-pub fn host_head(flags: u32, options: ObjectOptions, size_bytes: u64) -> ObjectCreateHead {
-    head(flags, options, &Deposit::new(MemoryKind::Memfd, size_bytes))
 }
 
 /// A time to live; more than nothing is not 0, which means as long as may be.
