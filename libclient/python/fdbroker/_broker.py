@@ -394,9 +394,9 @@ class Broker:
     async def aput(
         self, name: str, value: Any, *, metadata: bytes = b"", expect: Optional[int] = None, timeout: Optional[float] = TIMEOUT_S, **options: Any
     ) -> int:  # fmt: skip
-        """:meth:`put`, awaited: a thread of this package copies once there is room, so ``value`` must stay as it is. A cancel ends it at
-        once; it may be put by then."""
-        return await _groups.aput(self, name, value, metadata, _objects.to_make(**options), expect, timeout)
+        """:meth:`put`, awaited: a thread of this package copies what has more than 64 KiB, so ``value`` must stay as it is. A cancel ends it
+        at once; it may be put by then."""
+        return await _objects.aput(self, name, value, metadata, _objects.to_make(**options), expect, timeout)
 
     async def acreate(
         self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,

@@ -125,14 +125,10 @@ class Group:
     async def aseal(self, *, stream: Optional[int] = None, timeout: Optional[float] = 5.0) -> int:
         """:meth:`seal`, awaited; a thread of this package takes the memory away. A cancel gives the group up, unless it is sealed by
         then."""
-        return await self._aseal(stream, timeout, lambda: None)
-
-    async def _aseal(self, stream: Optional[int], timeout: Optional[float], fill: Callable[[], None]) -> int:
         version, left, lease = c_uint64(), _aio.clock(timeout), self._live().lease
         work = (0, None) if stream is None else (_WORK_STREAM, stream)
 
         def start(under_way: object) -> int:
-            fill()
             with self._lock:
                 self._end_views()
                 code: int = _objects.function("seal_start")(self._pointer, *work, ms(left()), under_way)
@@ -268,19 +264,4 @@ async def acreate(broker: "Broker", ask: Callable[[], Asked], timeout: Optional[
         context.give_back()
 
 
-async def aput(
-    broker: "Broker", name: str, value: Any, metadata: bytes, options: "_objects._Options", expect: Optional[int], timeout: Optional[float]
-) -> int:  # fmt: skip
-    """Makes an object with a copy of a value, which a thread makes once there is room. Its version."""
-    sources, left = [], _aio.clock(timeout)
-
-    def ask() -> Asked:
-        source, shape, dtype = _objects._source(value)
-        sources.append(source)
-        return Asked({name: (shape, dtype)}, {name: metadata}, options, None, expect)
-
-    with await acreate(broker, ask, timeout) as group:
-        return await group._aseal(None, left(), lambda: group.write(name, sources[0]))
-
-
-__all__ = ["Asked", "Group", "Wanted", "acreate", "aput", "create"]
+__all__ = ["Asked", "Group", "Wanted", "acreate", "create"]

@@ -5,11 +5,12 @@ import functools
 import json
 import math
 import numbers
+import sys
 import warnings
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from . import _abi
+from . import _abi, _aio
 from ._context import Context, Lease, give_back, ms
 from ._errors import Error, NotFound, NotSupported, VersionChanged, check
 from ._memory import Memory
@@ -30,6 +31,8 @@ _SEALED = 2
 _FOREVER = (1 << 64) - 1
 #: Longest time that the broker is told; it allows less. A number beyond 64 bits would be cut to a short one.
 _LONGEST_KEEP_S = 1 << 40
+#: Bytes that an event loop copies itself: they take it less time (some 30 us) than to have a thread do it, and what else it has to do hardly waits.
+_COPIED_BY_LOOP = 64 << 10
 
 
 class _New(Structure):
@@ -70,6 +73,8 @@ class _Event(Structure):
 #: The arguments of fdbroker_object_NAME().
 FUNCTIONS = {
     "put": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_uint64)],
+    "put_start": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_void_p)],
+    "put_test": [c_void_p, POINTER(c_uint64)],
     "get": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(_Object)],
     "get_start": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(c_void_p)],
     "get_test": [c_void_p, POINTER(_Object)],
@@ -298,11 +303,8 @@ def describe(item: _New, name: str, shape: Shape, dtype: DType, own: bytes, expe
     return named, about
 
 
-def put(
-    broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], options: _Options, expect: Optional[int],
-    timeout: Optional[float],
-) -> List[int]:  # fmt: skip
-    """Makes objects; their versions."""
+def _to_put(values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], expect: Optional[int]) -> Tuple[Any, List[Any]]:
+    """Objects to be made of values, and what must be kept until they are copied."""
     kept: List[Any] = []
     new = (_New * len(values))()
     for item, (name, value) in zip(new, values.items()):
@@ -310,6 +312,15 @@ def put(
         keeper, item.bytes = _address(source)
         described = describe(item, name, shape, dtype, (metadata or {}).get(name, b""), expect)
         kept.append((source, keeper, described))
+    return new, kept
+
+
+def put(
+    broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], options: _Options, expect: Optional[int],
+    timeout: Optional[float],
+) -> List[int]:  # fmt: skip
+    """Makes objects; their versions."""
+    new, kept = _to_put(values, metadata, expect)
     versions = (c_uint64 * len(values))()
     if len(values):
         broker._call(function("put"), len(values), new, ctypes.byref(options), ms(timeout), versions)
@@ -317,6 +328,39 @@ def put(
     if len(values):
         warn_once(broker, options, next(iter(values)), timeout)
     return list(versions)
+
+
+def _is_small(value: Any) -> bool:
+    """Whether an event loop may copy it: few bytes, which are there. Of what else has bytes nobody knows what it takes to get them."""
+    if isinstance(value, (bytes, bytearray)):
+        return len(value) <= _COPIED_BY_LOOP
+    is_array = isinstance(value, (memoryview, Memory)) or type(value) is getattr(sys.modules.get("numpy"), "ndarray", None)
+    return is_array and value.nbytes <= _COPIED_BY_LOOP
+
+
+async def aput(
+    broker: "Broker", name: str, value: Any, metadata: bytes, options: _Options, expect: Optional[int], timeout: Optional[float]
+) -> int:  # fmt: skip
+    """Makes an object, awaited. Its version."""
+    version, context, left = c_uint64(), broker._live().take(), _aio.clock(timeout)
+    try:
+        # It keeps the connection for a thread that still copies after a cancel. Of a request nothing else is to be given back.
+        lease = Lease(context, lambda _context: None)
+
+        def start(under_way: object) -> int:
+            new, _kept = _to_put({name: value}, {name: metadata}, expect)
+            code: int = function("put_start")(context.pointer, 1, new, ctypes.byref(options), ms(left()), under_way)
+            return code
+
+        def test(under_way: c_void_p) -> bool:
+            return _aio.is_done(function("put_test")(under_way, ctypes.byref(version)))
+
+        await _aio.request(_aio.places(context), left, lease, start, test, start_in=None if _is_small(value) else _aio.calls)
+    finally:
+        context.give_back()
+    if warns(broker, options):
+        await _aio.run(lambda _: warn_once(broker, options, name, left(), 3), left())
+    return version.value
 
 
 class KeptEndsWithBroker(UserWarning):

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import warnings
 
 import fdbroker
@@ -99,6 +100,28 @@ class Making(BrokerCase):
         for name, value in values.items():
             self.assertEqual(bytes(self.broker.get(name).memoryview()), bytes(value.memoryview()) if value is source else bytes(value))
 
+    @needs_numpy
+    def test_put_when_of_many_bytes_or_what_is_to_be_read_first_then_not_in_the_loop(self):
+        most, here = 64 << 10, threading.get_ident()
+        at_once = b"x" * most, bytearray(most), memoryview(b"x"), numpy.zeros(most, "u1"), self.broker.array(b"memory")
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(b"x")
+            file.flush()
+            later = b"x" * (most + 1), numpy.zeros(most + 1, "u1"), numpy.memmap(file.name), [1, 2], 2.5
+            source = fdbroker._objects._source
+
+            async def copies_here(value):
+                threads = []
+                note = lambda value: threads.append(threading.get_ident()) or source(value)  # noqa: E731
+                with unittest.mock.patch.object(fdbroker._objects, "_source", note):
+                    await self.other.aput("copied", value, replace=True)
+                return threads == [here]
+
+            async def main():
+                return [await copies_here(value) for value in at_once + later]
+
+            self.assertEqual(asyncio.run(main()), [True] * len(at_once) + [False] * len(later))
+
     def test_puts_when_many_then_few_threads_and_all_are_there(self):
         async def main():
             before = threading.active_count()
@@ -118,7 +141,9 @@ class Making(BrokerCase):
 
         async def once(number):
             name = f"cancelled/{number % 20}"
-            call = make(name) if number % 2 else self.other.aput(name, b"x" * 5000, replace=True, timeout=SOON_S)
+            # Copied by the loop, or in a thread.
+            data = b"x" * (5000 if number % 4 else 70000)
+            call = make(name) if number % 2 else self.other.aput(name, data, replace=True, timeout=SOON_S)
             task = asyncio.ensure_future(call)
             await asyncio.sleep(chance.random() * 0.006)
             began = time.monotonic()
