@@ -90,6 +90,7 @@ tables! {
         V1_0: pfnFree = virtual_memory::release;
         V1_0: pfnMap = virtual_memory::map;
         V1_0: pfnUnmap = virtual_memory::unmap;
+        V1_0: pfnQueryPageSize = virtual_memory::page_size;
     }
     zeGetPhysicalMemProcAddrTable(ze_physical_mem_dditable_t) {
         V1_0: pfnCreate = virtual_memory::create_physical;

@@ -5,7 +5,7 @@ use crate::answer::answer;
 use crate::devices;
 use crate::opaque::{content, destroy, give, look, make};
 use crate::trace::trace;
-use crate::virtual_memory::{self, PhysicalId};
+use crate::virtual_memory::{self, PAGE_BYTES, PhysicalId};
 use level_zero_sys::*;
 use std::ffi::c_void;
 use std::ptr;
@@ -29,6 +29,17 @@ pub(super) unsafe extern "C" fn release(
     size: usize,
 ) -> ze_result_t {
     answer("zeVirtualMemFree", virtual_memory::release(&mut registry(), address.addr(), size))
+}
+
+/// The same for memory of any size.
+pub(super) unsafe extern "C" fn page_size(
+    _context: ze_context_handle_t,
+    _device: ze_device_handle_t,
+    _size: usize,
+    out: *mut usize,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    answer("zeVirtualMemQueryPageSize", unsafe { give(out, PAGE_BYTES) })
 }
 
 pub(super) unsafe extern "C" fn create_physical(
