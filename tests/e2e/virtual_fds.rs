@@ -113,14 +113,15 @@ fn resolve_ahead_when_fds_were_fetched_before_then_the_first_is_there_with_the_a
 fn resolve_ahead_when_the_first_is_not_held_then_none_comes() {
     let lines = format!("[caps.node]\nheld_bytes = {}", 4 * BLOCK_BYTES);
     let broker = Setup::new().config(&lines).start();
-    let owner = owner_of(&broker, 8);
+    let owner = owner_of(&broker, 4);
     let consumer = broker.client("consumer");
-    assert_eq!(consumer.fetch_ahead(&owner.handles()[7..], patience()), 1);
-    eventually("it is sent", || consumer.take_ahead(&owner.handle(7)).is_some());
+    assert_eq!(consumer.fetch_ahead(&owner.handles()[3..], patience()), 1);
+    eventually("it is sent", || consumer.take_ahead(&owner.handle(3)).is_some());
     eventually("nothing is leased", || broker.status().uses.open_leases.now.get() == 0);
     let before = broker.status().uses.open_leases.peak.get();
-    let asked = consumer.resolve_ahead(virtual_fd(&owner, 0), 7, patience()).expect("named");
-    assert_eq!(asked, (owner.handles(), 8));
+    let _other = owner_of(&broker, 1);
+    let asked = consumer.resolve_ahead(virtual_fd(&owner, 0), 3, patience()).expect("named");
+    assert_eq!(asked, (owner.handles(), 4));
     assert!(consumer.take_ahead(&owner.handle(0)).is_none(), "its fd was evicted");
     assert_eq!(broker.status().uses.open_leases.now.get(), 0, "nobody would take the others");
     assert_eq!(broker.status().uses.open_leases.peak.get(), before);

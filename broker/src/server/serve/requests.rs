@@ -232,6 +232,9 @@ impl Server {
         if is_ahead {
             self.step(Body::AcquireAhead { wanted: first }.by(client, RequestId::ONE_WAY));
         }
+        // Looked at before the client can have read it.
+        let ahead = self.connections.get(index(client)).and_then(|it| it.ahead.as_ref());
+        let is_there = is_ahead && ahead.is_some_and(|ahead| !is_read(ahead));
         match found {
             Ok(()) => {
                 let identity = self.node.identity();
@@ -241,8 +244,7 @@ impl Server {
             }
             Err(code) => self.reply_failed(client, request, code.into()),
         }
-        let ahead = self.connections.get(index(client)).and_then(|it| it.ahead.as_ref());
-        if is_ahead && ahead.is_some_and(|ahead| !is_read(ahead)) {
+        if is_there {
             self.step(Body::AcquireAhead { wanted: others }.by(client, RequestId::ONE_WAY));
         }
         self.scratch.wanted = all;
