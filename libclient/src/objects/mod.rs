@@ -119,9 +119,9 @@ impl Objects {
         Group::create(&self.whose, objects, place, options, deadline)
     }
 
-    /// Starts to begin a group, without waiting for the broker: see [`CreateRequest`]. The memory is
-    /// made inside this call. Its fd, or the caller's, is duplicated until the broker has it. May
-    /// be called in a callback.
+    /// Starts to begin a group, without waiting for the broker: see [`CreateRequest`]. The memory
+    /// is made inside this call. Its fd, or the caller's, is duplicated until the broker has it.
+    /// May be called in a callback.
     ///
     /// # Errors
     /// When nothing was started: TOO_LONG, BAD_HANDLE, NOT_SUPPORTED, INTERNAL, LOCAL_FD_LIMIT,

@@ -1,5 +1,5 @@
-//! Groups begun, sealed and put while nobody waits, with a scripted broker: messages, credit, cancels at
-//! each point, what the broker refuses, and its end.
+//! Groups begun, sealed and put while nobody waits, with a scripted broker: messages, credit,
+//! cancels at each point, what the broker refuses, and its end.
 
 use crate::objects::{client, created, plain};
 use crate::support::*;

@@ -256,9 +256,11 @@ impl Bench {
                 let virtual_fd = if bytes.bool() { number } else { number ^ 1 };
                 let neighbours = u16::from(bytes.u8()).into();
                 let flags = u16::from(bytes.u8() & 3).into();
-                writer
-                    .start(Kind::Resolve, id)
-                    .push(&Resolve { virtual_fd: virtual_fd.into(), neighbours, flags });
+                writer.start(Kind::Resolve, id).push(&Resolve {
+                    virtual_fd: virtual_fd.into(),
+                    neighbours,
+                    flags,
+                });
                 return 0;
             }
             10 => {
