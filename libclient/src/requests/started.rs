@@ -31,7 +31,7 @@ pub struct Request<'a, T> {
 pub enum Progress<'a, T> {
     /// It is not done: test it again later.
     UnderWay(Request<'a, T>),
-    /// Its outcome.
+    /// What it has come to. Values or errors are in the order in which they were asked for.
     Done(T),
 }
 
@@ -99,7 +99,7 @@ impl<'a, T> Request<'a, T> {
 /// What is got by messages to the broker, one after the other.
 pub(crate) trait Messages: Debug + Send {
     type Outcome;
-    /// For errors.
+    /// The name of the request in its errors: "acquire".
     const WHAT: &'static str;
 
     fn connection(&self) -> &Arc<Connection>;

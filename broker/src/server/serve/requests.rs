@@ -246,6 +246,8 @@ impl Server {
         }
         if is_there {
             self.step(Body::AcquireAhead { wanted: others }.by(client, RequestId::ONE_WAY));
+            // As a fetch of as many.
+            self.schedule.spend(all.len());
         }
         self.scratch.wanted = all;
         self.schedule.spend(MAX_NEIGHBOURS as usize);
