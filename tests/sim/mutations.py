@@ -298,6 +298,9 @@ def main():
         return 0
     chosen = choose(mutations, options)
     copy(mutations)
+    if options.sample is not None:
+        # A sample shows what the core has left behind in the whole list: that costs no run.
+        chosen = sorted({*chosen, *(at for at, mutation in enumerate(mutations) if mutation.stale)})
     program = build(chosen)
     usual = ["--steps", STEPS, *LONG]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
