@@ -5,7 +5,7 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
 use crate::support::wait::{eventually, patience};
-use fdbroker_client::{EarlyRegistration, ErrorCode, Notice};
+use fdbroker_client::{EarlyRegistration, ErrorCode, Notice, Registration};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
@@ -19,6 +19,18 @@ fn begin_all(owner: &Owner, indices: Range<usize>) -> Vec<EarlyRegistration> {
     let deposits: Vec<_> = indices.clone().map(|index| blocks.deposit(index)).collect();
     let export = |place| Some(blocks.export(indices.start + place));
     owner.client.register_early(&deposits, export, patience())
+}
+
+/// The registration of a block that was sent early, or that is sent now: where fds are still being
+/// closed there is no room yet, and the answer to an early one is AGAIN.
+fn take(owner: &Owner, early: Option<EarlyRegistration>, index: usize) -> Registration {
+    match early.map(|early| owner.client.take_early(early, patience())) {
+        Some(Ok(registration)) => return registration,
+        Some(Err(error)) if error.code != ErrorCode::Again => panic!("{error}"),
+        _ => {}
+    }
+    let (fd, deposit) = (owner.blocks.export(index), owner.blocks.deposit(index));
+    owner.client.register(&deposit, fd.as_fd(), patience()).expect("there is room, or is made")
 }
 
 fn allocations(broker: &Broker) -> u64 {
@@ -35,18 +47,7 @@ fn take_early_when_each_is_sent_before_the_one_before_is_taken_then_the_right_by
     for index in 1..=COUNT {
         let next = if index < COUNT { begin(&owner, index) } else { None };
         early += u32::from(before.is_some());
-        let taken = before.map(|before| owner.client.take_early(before, patience()));
-        let registration = match taken {
-            Some(Ok(registration)) => registration,
-            Some(Err(error)) if error.code != ErrorCode::Again => panic!("{error}"),
-            // Where fds are still being closed there is no room yet.
-            _ => {
-                let fd = owner.blocks.export(index - 1);
-                let deposit = owner.blocks.deposit(index - 1);
-                let registration = owner.client.register(&deposit, fd.as_fd(), patience());
-                registration.expect("there is room, or is made")
-            }
-        };
+        let registration = take(&owner, before, index - 1);
         let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
         drop(assert_bytes(grant, index as u64 - 1));
         before = next;
@@ -65,13 +66,10 @@ fn take_early_when_several_are_sent_at_a_full_cap_then_room_is_made_ahead_of_the
     while index < COUNT {
         let early = begin_all(&owner, index..COUNT.min(index + 4));
         most = most.max(early.len());
-        if early.is_empty() {
-            let (fd, deposit) = (owner.blocks.export(index), owner.blocks.deposit(index));
-            owner.client.register(&deposit, fd.as_fd(), patience()).expect("room is made");
-            index += 1;
-        }
-        for early in early {
-            let registration = owner.client.take_early(early, patience()).expect("a credit");
+        let mut row: Vec<_> = early.into_iter().map(Some).collect();
+        row.resize_with(row.len().max(1), || None);
+        for early in row {
+            let registration = take(&owner, early, index);
             let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
             drop(assert_bytes(grant, index as u64));
             index += 1;
