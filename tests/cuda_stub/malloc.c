@@ -9,6 +9,7 @@
 #define SMALL (1u << 20)
 #define STEP (2u << 20)
 #define THREADS 6
+#define ROW 24
 #define ROUNDS 20
 #define STREAM ((void *)1)
 /* CUpointer_attribute. */
@@ -159,6 +160,55 @@ static void handle_when_its_memory_is_freed_is_void(void) {
   CHECK(memcmp(&now, &handle, sizeof handle) != 0);
   CHECK(opened_elsewhere(&handle) == CUDA_ERROR_INVALID_HANDLE && opened_elsewhere(&now) == CUDA_SUCCESS);
   DRIVER(cu.cuMemFree(base));
+}
+
+/* --- handles in a row --- */
+
+/* Opens what it hears of until a count of 0, and keeps it open. */
+static void row_opener(void) {
+  use_driver();
+  CUdeviceptr bases[ROW];
+  unsigned seeds[ROW], opened = 0;
+  for (Message message = hear(PEER_FD); message.count; message = hear(PEER_FD)) {
+    CUipcMemHandle handle = handle_in(&message);
+    MUST(opened < ROW);
+    message.result = open_at(&bases[opened], &handle);
+    if (message.result == CUDA_SUCCESS) {
+      CHECK(shows(bases[opened], message.seed));
+      seeds[opened++] = message.seed;
+    }
+    tell(PEER_FD, &message);
+  }
+  CHECK(memory_fds() == 0);
+  for (unsigned i = 0; i < opened; i++) CHECK(shows(bases[i], seeds[i]) && cu.cuIpcCloseMemHandle(bases[i]) == CUDA_SUCCESS);
+}
+/* The broker sends the fds of a row ahead: what was freed since is void all the same, and other memory in its place is itself. */
+static void handles_when_opened_in_a_row_are_each_their_memory(void) {
+  use_driver();
+  size_t before = whole_card();
+  CUdeviceptr bases[ROW];
+  CUipcMemHandle handles[ROW];
+  for (unsigned i = 0; i < ROW; i++) handles[i] = handle_of(bases[i] = new_memory(STEP, i));
+  Peer peer = start("row_opener");
+  for (unsigned i = 0; i < ROW; i++) {
+    int is_void = i == ROW / 2 || i == ROW / 2 + 1;
+    if (i == ROW / 2) {
+      DRIVER(cu.cuMemFree(bases[i]));
+      DRIVER(cu.cuMemFree(bases[i + 1]));
+      bases[i] = new_memory(STEP, 90);
+      bases[i + 1] = 0;
+    }
+    Message message = with_handle(&handles[i], i);
+    message.count = 1;
+    tell(peer.socket, &message);
+    CHECK(hear(peer.socket).result == (is_void ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS));
+  }
+  Message end = {.pid = getpid()};
+  tell(peer.socket, &end);
+  CHECK(finish(peer) == 0);
+  for (unsigned i = 0; i < ROW; i++)
+    if (bases[i]) DRIVER(cu.cuMemFree(bases[i]));
+  CHECK(COMES_TRUE(free_bytes() == before));
 }
 
 /* --- the owner's end --- */
@@ -619,6 +669,7 @@ static void calls_when_found_by_dlvsym_share_memory(void) {
 static const Row rows[] = {
     ROLE(consumer),
     ROLE(opener),
+    ROLE(row_opener),
     ROLE(keeper),
     ROLE(owner),
     ROLE(exits_with_memory_and_opened),
@@ -628,6 +679,7 @@ static const Row rows[] = {
     CASE(memory_when_small_is_shared_by_the_driver),
     CASE(handle_when_the_exporter_opens_it_is_refused),
     CASE(handle_when_its_memory_is_freed_is_void),
+    CASE(handles_when_opened_in_a_row_are_each_their_memory),
     CASE(memory_when_its_owner_frees_it_stays_the_consumers),
     CASE(memory_when_its_owner_is_killed_stays_the_consumers),
     CASE(attributes_when_asked_are_those_of_all_memory),

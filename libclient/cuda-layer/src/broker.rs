@@ -98,14 +98,15 @@ pub fn say_absent(error: &Error) {
     CONNECTION.say_absent(error);
 }
 
-/// An fd for a handle. Waits for a recall.
+/// An fd for a handle. Waits for a recall. Of handles in a row the broker sends the fds ahead, for
+/// which it is asked by their numbers.
 ///
 /// # Errors
 /// Those of [`Client::acquire`].
 pub fn acquire(handle: &Handle) -> Result<Fetched, Error> {
     let absent = || Error::new(ErrorCode::NotConnected, "there is no broker");
     let connected = CONNECTION.awaited().ok_or_else(absent)?;
-    patiently::<Cuda, _>(|deadline| connected.acquire(handle, None, deadline))
+    patiently::<Cuda, _>(|deadline| connected.acquire(handle, handle.virtual_fd(), deadline))
 }
 
 /// An fd for a virtual fd. Waits for a recall.

@@ -82,7 +82,7 @@ fn register(client: &Client, memory: Pinned, asked_bytes: usize) -> Result<Regis
     data[..8].copy_from_slice(&MARK);
     data[8..].copy_from_slice(&(asked_bytes as u64).to_le_bytes());
     let registered = DriverData::new(&data).and_then(|driver_data| {
-        let deposit = deposit_of(memory).driver_data(driver_data).virtual_fd(false);
+        let deposit = deposit_of(memory).driver_data(driver_data);
         let deadline = || Deadline::after(REGISTER_TIMEOUT);
         broker::through_outage(|| client.register(&deposit, fd.as_fd(), deadline()))
     });

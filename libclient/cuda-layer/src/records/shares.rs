@@ -1,4 +1,4 @@
-//! Memory that is shared by a handle of 64 bytes, and has no number: registered once, until it is
+//! Memory that is shared by a handle of 64 bytes, by no number: registered once, until it is
 //! freed. Must never end a registration by itself.
 
 use super::{Id, Pinned, Records, UNTOLD};
