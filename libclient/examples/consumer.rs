@@ -10,7 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(path) => text = std::fs::read_to_string(path)?,
         None => drop(std::io::stdin().read_to_string(&mut text)?),
     }
-    let handle = parse(text.trim()).ok_or("no handle: expected 128 hexadecimal digits")?;
+    let handle: Handle = text.trim().parse()?;
 
     let client = Client::builder().name("consumer").connect()?;
     // Maps the memory and closes the fd; the mapping stays.
@@ -21,10 +21,4 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("consumer: {} bytes, {wrong} of them wrong", bytes.len());
     import.release()?;
     if wrong == 0 { Ok(()) } else { Err("the bytes are not the producer's".into()) }
-}
-
-fn parse(text: &str) -> Option<Handle> {
-    let byte = |at: usize| text.get(at..at + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-    Handle::from_slice(&bytes?).ok()
 }

@@ -15,8 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     buffer.write_at(0, &bytes)?;
 
     // A handle is 64 plain bytes, and any way to carry them will do.
-    let handle = buffer.register(Deadline::from_ms(5000))?.to_bytes();
-    let text = handle.map(|byte| format!("{byte:02x}")).concat() + "\n";
+    let text = format!("{}\n", buffer.register(Deadline::from_ms(5000))?);
     match std::env::args().nth(1) {
         Some(path) => std::fs::write(path, text)?,
         None => print!("{text}"),

@@ -42,7 +42,7 @@ fn main() -> Outcome<()> {
         ["can-ring"] => return Ring::new().map(drop),
         ["manager", path] => return manager(path),
         // The child is to have nothing of the broker.
-        ["stranger", handle] => return stranger(&parse(handle).ok_or(USAGE)?),
+        ["stranger", handle] => return stranger(&handle.parse()?),
         _ => {}
     }
     let client = connect()?;
@@ -51,8 +51,8 @@ fn main() -> Outcome<()> {
         ["orphan"] => orphan(&client),
         ["own"] => own(&client),
         [role, handles @ ..] if !handles.is_empty() => {
-            let handles: Option<Vec<Handle>> = handles.iter().map(|text| parse(text)).collect();
-            consume(&client, role, &handles.ok_or("a handle is 128 hexadecimal digits")?)
+            let handles: Result<Vec<Handle>, _> = handles.iter().map(|text| text.parse()).collect();
+            consume(&client, role, &handles?)
         }
         _ => Err(USAGE.into()),
     }
@@ -107,7 +107,7 @@ fn produce(client: &Client, count: usize) -> Outcome<()> {
             alone.push(buffer);
             handle
         };
-        println!("{}", handle.to_bytes().map(|byte| format!("{byte:02x}")).concat());
+        println!("{handle}");
     }
     wait(std::process::id(), -1)
 }
@@ -339,10 +339,4 @@ impl Ring {
         nix::errno::Errno::result(done)?;
         Ok(())
     }
-}
-
-fn parse(text: &str) -> Option<Handle> {
-    let byte = |at: usize| text.get(at..at + 2).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-    let bytes: Option<Vec<u8>> = (0..text.len()).step_by(2).map(byte).collect();
-    Handle::from_slice(&bytes?).ok()
 }

@@ -18,16 +18,11 @@ pub struct Lent {
 
 impl Lent {
     pub fn new(handle: &Handle, key: u64) -> Self {
-        let hex = handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Lent { handle: hex, key }
+        Lent { handle: handle.to_string(), key }
     }
 
     pub fn handle(&self) -> Result<Handle, String> {
-        let pair = |at: usize| self.handle.get(at..at + 2);
-        let byte = |at: usize| pair(at).and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        let bytes: Option<Vec<u8>> = (0..self.handle.len()).step_by(2).map(byte).collect();
-        let handle = bytes.and_then(|bytes| Handle::from_slice(&bytes).ok());
-        handle.ok_or_else(|| format!("{} is no handle", self.handle))
+        self.handle.parse()
     }
 }
 

@@ -392,20 +392,11 @@ pub fn block(index: usize) -> RegisterItem {
 }
 
 pub fn to_line(handles: &[Handle]) -> String {
-    let hex = |handle: &Handle| -> String {
-        handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-    };
-    handles.iter().map(hex).collect::<Vec<_>>().join(" ")
+    handles.iter().map(Handle::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// Reads handles back from such a line.
 pub fn from_line(line: &str) -> Vec<Handle> {
-    let byte = |text: &[u8]| {
-        u8::from_str_radix(std::str::from_utf8(text).expect("ASCII"), 16).expect("hexadecimal")
-    };
     let words = line.split_ascii_whitespace();
-    words
-        .map(|word| Handle::from_slice(&word.as_bytes().chunks(2).map(byte).collect::<Vec<_>>()))
-        .map(|handle| handle.expect("64 bytes"))
-        .collect()
+    words.map(|word| word.parse().expect("a handle")).collect()
 }

@@ -111,7 +111,7 @@ fn deposit(kind: &str, count: u64, file: &Path) -> Outcome<()> {
             _ => return Err(USAGE.into()),
         };
         held.push(memory);
-        lines += &format!("{seed} {}\n", hex(&handle));
+        lines += &format!("{seed} {handle}\n");
     }
     replace(file, &lines)?;
     loop {
@@ -256,17 +256,11 @@ fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(new, path)
 }
 
-fn hex(handle: &Handle) -> String {
-    handle.to_bytes().map(|byte| format!("{byte:02x}")).concat()
-}
-
 /// Reads the seeds and handles that `deposit` wrote.
 fn read(file: &Path) -> Outcome<Vec<(u64, Handle)>> {
-    let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
     let line = |line: &str| {
         let (seed, digits) = line.split_once(' ')?;
-        let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
-        Some((seed.parse().ok()?, Handle::from_slice(&bytes?).ok()?))
+        Some((seed.parse().ok()?, digits.parse().ok()?))
     };
     let text = std::fs::read_to_string(file)?;
     let all: Option<Vec<_>> = text.lines().map(line).collect();

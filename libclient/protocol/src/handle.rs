@@ -147,6 +147,35 @@ impl Handle {
     }
 }
 
+/// 128 hex digits, as the commands of `fdbroker` take a handle.
+impl std::fmt::Display for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl std::str::FromStr for Handle {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let what = "a handle is 128 hex digits";
+        if text.len() != 2 * HANDLE_BYTES {
+            return Err(what.into());
+        }
+        let mut bytes = [0; HANDLE_BYTES];
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digit = |at: usize| u8::try_from(char::from(digits[at]).to_digit(16)?).ok();
+            *byte = digit(0).zip(digit(1)).map(|(high, low)| high << 4 | low).ok_or(what)?;
+        }
+        let handle = Handle::from_bytes(bytes);
+        if handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
+            Ok(handle)
+        } else {
+            Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
+        }
+    }
+}
+
 /// The broker's secret of 32 bytes: the first half keys the handle's MAC, the second half the owner
 /// token. Never leaves the broker and its administrator's directory; does not print itself.
 #[derive(Clone, PartialEq, Eq)]
@@ -330,5 +359,17 @@ mod tests {
     fn node_id_when_boot_id_differs_then_differs() {
         assert_ne!(node_id("a"), node_id("b"));
         assert_eq!(node_id("a\n"), node_id("a"));
+    }
+
+    #[test]
+    fn parse_when_the_text_is_a_handles_then_that_handle_and_no_other_text() {
+        let (_, handle) = sealed();
+        let text = handle.to_string();
+        assert_eq!((text.len(), text.parse()), (128, Ok(handle)));
+        assert_eq!(text.to_uppercase().parse(), Ok(handle));
+        let nothing = "0".repeat(128);
+        for wrong in ["", &text[1..], &format!("{text}0"), &format!("+{}", &text[1..]), &nothing] {
+            assert!(wrong.parse::<Handle>().is_err(), "{wrong}");
+        }
     }
 }

@@ -141,24 +141,12 @@ pub fn signal_and_await(pid: Pid, signal: Signal, wanted: char) {
 }
 
 pub fn to_line(handles: &[Handle]) -> String {
-    let hex = |handle: &Handle| -> String {
-        handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-    };
-    handles.iter().map(hex).collect::<Vec<_>>().join(" ")
+    handles.iter().map(Handle::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// Handles from the words of such a line.
 pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
-    let byte = |text: &[u8]| {
-        let text = std::str::from_utf8(text).expect("ASCII");
-        u8::from_str_radix(text, 16).expect("hexadecimal")
-    };
-    words
-        .map(|word| {
-            let bytes: Vec<u8> = word.as_bytes().chunks(2).map(byte).collect();
-            Handle::from_slice(&bytes).expect("64 bytes")
-        })
-        .collect()
+    words.map(|word| word.parse().expect("a handle")).collect()
 }
 
 /// In a helper process, plays its part. In a test run, checks that the failure of a helper is

@@ -54,7 +54,7 @@ impl FromStr for Subject {
             return Ok(Subject::Job(text.to_owned()));
         }
         if text.len() == 2 * HANDLE_BYTES {
-            return handle::parse(text).map(Subject::Handle);
+            return text.parse().map(Subject::Handle);
         }
         if let Some(fd) = text.parse().ok().and_then(VirtualFd::new) {
             return Ok(Subject::VirtualFd(fd));

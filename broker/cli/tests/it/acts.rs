@@ -97,7 +97,7 @@ impl Owner {
     }
 
     fn hex(&self, index: usize) -> String {
-        self.handles[index].to_bytes().map(|byte| format!("{byte:02x}")).concat()
+        self.handles[index].to_string()
     }
 }
 

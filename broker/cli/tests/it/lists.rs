@@ -434,7 +434,7 @@ fn show_when_an_allocation_then_all_of_it_and_its_holders() {
     assert_eq!(found["allocation"]["allocation"], first);
     assert_eq!(found["allocation"]["size_bytes"], PAGE_BYTES);
     assert_eq!(found["holders"][0]["name"], "holder");
-    let hex: String = node.handles[4].to_bytes().iter().map(|it| format!("{it:02x}")).collect();
+    let hex = node.handles[4].to_string();
     let found = node.json(&["show", &hex, "--json"]);
     assert_eq!(found["allocation"]["allocation"], last);
     assert_eq!(found["holders"], serde_json::json!([]));

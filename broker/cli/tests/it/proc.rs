@@ -4,7 +4,7 @@
 
 use crate::common::{Running, end, fdbroker};
 use crate::shared::full_name;
-use fdbroker_client::{Client, Deadline, Deposit, Grant, Handle, MemoryKind, Registration};
+use fdbroker_client::{Client, Deadline, Deposit, Grant, MemoryKind, Registration};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
@@ -244,9 +244,9 @@ fn play(own_fds: u32) {
                 let deposit = Deposit::new(MemoryKind::Memfd, PAGE_BYTES);
                 let memory = memory.as_ref().expect("its own");
                 let it = client.register(&deposit, memory.as_fd(), soon()).expect("registered");
-                let bytes = it.handle.to_bytes();
+                let handle = it.handle.to_string();
                 registered = Some(it);
-                bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+                handle
             }
             ("unregister", _) => {
                 let it = registered.take().expect("it is registered");
@@ -254,7 +254,9 @@ fn play(own_fds: u32) {
                 String::new()
             }
             ("acquire", handle) => {
-                grant = Some(client.acquire(&handle_of(handle), soon()).expect("granted"));
+                grant = Some(
+                    client.acquire(&handle.parse().expect("a handle"), soon()).expect("granted"),
+                );
                 String::new()
             }
             ("release", _) => {
@@ -266,11 +268,6 @@ fn play(own_fds: u32) {
         };
         println!("{ANSWER}{answer}");
     }
-}
-
-fn handle_of(text: &str) -> Handle {
-    let byte = |at: usize| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).expect("hex digits");
-    Handle::from_bytes(std::array::from_fn(byte))
 }
 
 const PAGE_BYTES: u64 = 4096;

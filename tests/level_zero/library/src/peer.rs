@@ -7,7 +7,7 @@
 use crate::PEER;
 use crate::counters::Counters;
 use crate::fault::{Fault, Outcome};
-use crate::rank::{Rank, count_fds, count_memory_fds, from_hex, to_hex};
+use crate::rank::{Rank, count_fds, count_memory_fds};
 use fdbroker_client::{Error, ErrorCode, Handle};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::{BufRead, BufReader, Write};
@@ -77,7 +77,7 @@ impl Peer {
 
     /// Sends a line that is answered by handles.
     pub fn handles(&mut self, line: &str) -> Result<Vec<Handle>, Fault> {
-        self.tell(line)?.iter().map(|word| from_hex(word)).collect()
+        Ok(self.tell(line)?.iter().map(|word| word.parse()).collect::<Result<_, _>>()?)
     }
 
     /// Sends a line that is answered by one number.
@@ -114,7 +114,7 @@ impl Drop for Peer {
 }
 
 fn line(verb: &str, handles: &[Handle]) -> String {
-    let words = handles.iter().map(to_hex);
+    let words = handles.iter().map(Handle::to_string);
     std::iter::once(verb.to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
@@ -146,9 +146,9 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
     }
     let rank = rank.as_mut().ok_or("not started")?;
     let numbers = || words.iter().map(|word| word.parse()).collect::<Result<Vec<usize>, _>>();
-    let handles = || words.iter().map(|word| from_hex(word)).collect::<Result<Vec<_>, _>>();
+    let handles = || words.iter().map(|word| word.parse()).collect::<Result<Vec<_>, _>>();
     let salt = |index: usize| Ok::<_, Fault>(u16::try_from(numbers()?[index])?);
-    let hex = |handles: Vec<Handle>| handles.iter().map(to_hex).collect();
+    let hex = |handles: Vec<Handle>| handles.iter().map(Handle::to_string).collect();
     match verb {
         "own" => return Ok(hex(rank.own(numbers()?[0], numbers()?[1], salt(2)?)?)),
         "foreign" => return Ok(hex(rank.foreign(numbers()?[0], numbers()?[1], salt(2)?)?)),
@@ -156,7 +156,7 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
         "import-at-number" => rank.import_at_exporters_number(&handles()?[0])?,
         // Rounds of import and release, with a check of the bytes in each.
         "rounds" => {
-            let handle = from_hex(words[2])?;
+            let handle = words[2].parse()?;
             for _ in 0..numbers_of(words[0])? {
                 rank.import(&[handle])?;
                 rank.check_imports(u16::try_from(numbers_of(words[1])?)?)?;

@@ -9,7 +9,6 @@ use fdbroker_client::level_zero::{
     Device, LevelZeroBuffer, LevelZeroImport, LevelZeroMemory, export_pointer,
 };
 use fdbroker_client::{Access, Client, Deadline, Exports, Grant, Handle, Share};
-use fdbroker_protocol::handle::HANDLE_BYTES;
 use std::path::Path;
 
 pub struct Rank {
@@ -184,17 +183,4 @@ pub fn count_memory_fds() -> Result<usize, Fault> {
 /// The number of this process's open fds, without the one that reads the list.
 pub fn count_fds() -> Result<usize, Fault> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count() - 1)
-}
-
-pub fn to_hex(handle: &Handle) -> String {
-    handle.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub fn from_hex(text: &str) -> Result<Handle, Fault> {
-    let mut bytes = [0; HANDLE_BYTES];
-    for (index, byte) in bytes.iter_mut().enumerate() {
-        let pair = text.get(2 * index..2 * index + 2).ok_or("a handle that is too short")?;
-        *byte = u8::from_str_radix(pair, 16)?;
-    }
-    Ok(Handle::from_bytes(bytes))
 }

@@ -1,31 +1,14 @@
-//! Handles written as 128 hex digits. Must never lead to another allocation than the handle's own:
+//! What a handle leads to. Must never lead to another allocation than the handle's own:
 //! one wrong digit could name another slot.
 
 use crate::admin::Admin;
 use crate::error::{Error, Result};
-use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, NodeKey};
 use fdbrokerd::names::KEY_NAME;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-/// Reads 128 hex digits; the error is a sentence.
-pub fn parse(text: &str) -> std::result::Result<Handle, String> {
-    let mut bytes = [0; HANDLE_BYTES];
-    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        let digit = |digit: u8| char::from(digit).to_digit(16).and_then(|d| u8::try_from(d).ok());
-        let value = digit(digits[0]).zip(digit(digits[1])).map(|(high, low)| high << 4 | low);
-        *byte = value.ok_or("a handle is 128 hex digits")?;
-    }
-    let handle = Handle::from_bytes(bytes);
-    if handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
-        Ok(handle)
-    } else {
-        Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
-    }
-}
 
 /// The allocation of `handle`. The handle is checked with the broker's key. A user who may not read
 /// the key can look, but not evict or revoke: then only the node in the handle is checked.

@@ -17,12 +17,12 @@ fn sealed() -> Handle {
 #[test]
 fn check_when_any_digit_of_the_prefix_is_wrong_then_never_another_allocation() {
     assert!(matches!(check(&sealed(), NODE, Some(key())), Ok(id) if id == sealed().id()));
-    let hex = sealed().to_bytes().map(|byte| format!("{byte:02x}")).concat();
+    let hex = sealed().to_string();
     for place in 0..64 {
         let mut digits = hex.clone().into_bytes();
         digits[place] = if digits[place] == b'0' { b'1' } else { b'0' };
         let text = String::from_utf8(digits).expect("hex digits");
-        let checked = parse(&text).map(|handle| check(&handle, NODE, Some(key())));
+        let checked = text.parse::<Handle>().map(|handle| check(&handle, NODE, Some(key())));
         let is_refused = matches!(checked, Err(_) | Ok(Err(Error::NotFound(_))));
         assert!(is_refused, "digit {place}: {checked:?}");
     }

@@ -34,11 +34,11 @@ fn scaled(count: usize) -> usize {
 fn rounds(node: &Node, handle: Handle) -> Outcome {
     let mut peer = Peer::start(&node.socket(), None)?;
     // The first import finds out whether the driver closes imported fds.
-    peer.tell(&format!("rounds 1 {SALT} {}", crate::rank::to_hex(&handle)))?;
+    peer.tell(&format!("rounds 1 {SALT} {handle}"))?;
     let fds_before = peer.number("fds")?;
 
     let count = scaled(ROUNDS);
-    peer.tell(&format!("rounds {count} {SALT} {}", crate::rank::to_hex(&handle)))?;
+    peer.tell(&format!("rounds {count} {SALT} {handle}"))?;
 
     same("the peer's fds", peer.number("fds")?, fds_before)?;
     same("fds of memory among them", peer.number("memory-fds")?, 0)?;
