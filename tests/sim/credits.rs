@@ -40,7 +40,9 @@ impl Model {
         );
         let has_no_place = step.has_no_place;
         let state = self.client_mut(sender)?;
-        state.credits_taken = state.credits_taken.saturating_sub(sent);
+        // The messages behind this one count on what it was told, less what it has sent.
+        let gone = if has_no_place { sent } else { short_of };
+        state.credits_taken = state.credits_taken.saturating_sub(gone);
         if !has_no_place {
             state.use_credits(sent);
         }

@@ -67,6 +67,12 @@ impl Client {
     pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
         Client { serial, domain, job, pid, sendable: true, ..Client::default() }
     }
+
+    /// So many credits were taken back, of at most `most` that it may have. Messages that are on
+    /// their way may count on them, whatever it is told meanwhile.
+    pub fn note_taken(&mut self, count: u64, most: u64) {
+        self.credits_taken = most.min(self.credits_taken + count);
+    }
 }
 
 /// One isolation domain. Kept while it has clients or anything is charged to it.

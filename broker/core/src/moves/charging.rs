@@ -141,7 +141,7 @@ impl Books {
             let record = self.client_mut(number);
             let (credits, is_waited_for) = (record.credits, record.credit_waited_for);
             let taken = left.min(credits - u64::from(is_waited_for));
-            record.credits_taken = most.min(record.credits_taken + taken);
+            record.note_taken(taken, most);
             self.undo_charge(number, places(taken));
             self.set_credits(number, credits - taken, is_waited_for);
             left -= taken;

@@ -13,11 +13,21 @@ use fdbroker_protocol::{ErrorCode, Resource, Status};
 impl Core {
     /// A client has sent fds for credits that were taken back, as it could not know. They get
     /// places all the same, if there are some and its domain has not used up its share; `false`:
-    /// they get none.
+    /// they get none. What it may send is less by these, and by no more: the messages behind this
+    /// one count on the rest.
     pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
+        let short_of = count - self.books.clients[number].credits;
+        let is_given = self.give_more(number, short_of);
         let record = self.books.client_mut(number);
-        record.credits_taken = record.credits_taken.saturating_sub(count);
-        let Client { scope, domain, credits, credit_waited_for: is_waited_for, .. } = *record;
+        let gone = if is_given { short_of } else { count };
+        record.credits_taken = record.credits_taken.saturating_sub(gone);
+        is_given
+    }
+
+    /// Gives a client so many credits more, or none.
+    fn give_more(&mut self, number: u32, more: u64) -> bool {
+        let Client { scope, domain, credits, credit_waited_for: is_waited_for, .. } =
+            self.books.clients[number];
         if self.books.beyond_share_of_held(domain).is_some()
             || self.ahead(Turn::Last, number, FOR_CREDIT).is_some()
         {
@@ -25,8 +35,12 @@ impl Core {
         }
         // Those that it still has are not taken for the others.
         self.books.ledger.set_idle_credits(scope, 0, 0);
-        let is_given = self.books.charge(number, places(count - credits)).is_ok();
-        self.books.set_credits(number, if is_given { count } else { credits }, is_waited_for);
+        let is_given = self.books.charge(number, places(more)).is_ok();
+        self.books.set_credits(
+            number,
+            if is_given { credits + more } else { credits },
+            is_waited_for,
+        );
         is_given
     }
 
@@ -39,6 +53,8 @@ impl Core {
         let now = self.books.client_mut(number).credits;
         let now = if now > target {
             self.books.release_charge(number, places(now - target));
+            // Messages that are on their way count on them.
+            self.books.client_mut(number).note_taken(now - target, most);
             target
         } else {
             // Half of the room, so that a burst of one client leaves some to the others. The

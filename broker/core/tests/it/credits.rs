@@ -80,3 +80,51 @@ fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
     assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");
     assert_eq!(world.client(USER).record.credits, 2);
 }
+
+impl World {
+    /// A message of so many fds, from memory that grows from `base` on.
+    fn send(
+        &mut self,
+        client: ClientId,
+        base: u64,
+        count: u64,
+        credits_wanted: u32,
+    ) -> Vec<Effect> {
+        let deposits: Vec<_> = (0..count).map(|at| arrived(deposit(base + at))).collect();
+        let (request, deadline, deposits) = (self.request(), Now(0), &deposits[..]);
+        self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))
+    }
+}
+
+fn is_served(effects: &[Effect]) -> bool {
+    effects.iter().any(|it| matches!(it, Effect::Registered { .. }))
+}
+
+#[test]
+fn register_when_credits_went_with_the_answer_before_it_then_served() {
+    let mut world = World::new(Config { base_credits: 1, ..node_fds(64) });
+    world.send(OWNER, 1, 1, 12);
+    assert_eq!(world.client(OWNER).record.credits, 12);
+    // Both were sent before the answer to the first one, which leaves a single credit.
+    assert!(is_served(&world.send(OWNER, 2, 2, 0)));
+    assert_eq!(world.client(OWNER).record.credits, 1);
+    assert!(is_served(&world.send(OWNER, 4, 10, 0)));
+    assert_eq!(world.core.totals().counters.deposits, 13);
+    // It has used up what it was told.
+    let uses = world.client(OWNER).record;
+    assert!(!is_served(&world.send(OWNER, 20, uses.credits + uses.credits_taken + 1, 0)));
+}
+
+#[test]
+fn register_when_some_of_its_credits_were_taken_then_those_behind_it_are_answered() {
+    for [first, second] in [[2, 4], [4, 2], [5, 1]] {
+        let mut world = World::new(Config { base_credits: 6, ..node_fds(20) });
+        let id = world.register(deposit(1)).id;
+        assert_eq!(world.client(OWNER).record.credits, 6);
+        while world.client(OWNER).record.credits > 1 {
+            world.grant(USER, id);
+        }
+        assert!(is_served(&world.send(OWNER, 2, first, 0)), "{first}");
+        assert!(is_served(&world.send(OWNER, 10, second, 0)), "{first}, {second}");
+    }
+}
