@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous};
 use nix::time::{ClockId, clock_gettime};
 use std::num::NonZeroUsize;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The last number given to a process of this line: a child has its parent's, and takes the next
@@ -36,8 +36,7 @@ pub(crate) struct Process {
 impl Process {
     /// The calling process: in a child of fork(2) another than in its parent.
     pub fn current() -> Self {
-        static WORD: OnceLock<&'static AtomicU32> = OnceLock::new();
-        let word = *WORD.get_or_init(|| wiped_word().unwrap_or_else(word_by_handler));
+        let word = word();
         let number = match word.load(Ordering::Acquire) {
             0 | BEGINNING => begin(word),
             number => number,
@@ -61,6 +60,23 @@ impl Process {
     fn look_in_child(self) -> bool {
         Process::current();
         false
+    }
+}
+
+/// The one word of this memory. Threads that come first at once each make one, and the first counts:
+/// a child of fork(2) that copies a lock in the middle would wait for ever.
+fn word() -> &'static AtomicU32 {
+    static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+    // SAFETY: null, or a word that is never unmapped and is used as this atomic alone.
+    if let Some(word) = unsafe { WORD.load(Ordering::Acquire).as_ref() } {
+        return word;
+    }
+    let made = wiped_word().unwrap_or_else(word_by_handler);
+    let pointer = std::ptr::from_ref(made).cast_mut();
+    match WORD.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => made,
+        // SAFETY: as above. The word just made is lost, once in a program's life.
+        Err(faster) => unsafe { &*faster },
     }
 }
 

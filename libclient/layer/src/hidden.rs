@@ -7,8 +7,7 @@ use fdbroker_scm::File;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The hidden fds: a process in the upper half, an fd in the lower; 0: free.
 static HIDDEN: [AtomicU64; KEPT_FDS] = [const { AtomicU64::new(0) }; KEPT_FDS];
@@ -20,11 +19,16 @@ pub(crate) struct Hidden {
     file: Option<File>,
 }
 
-/// Has children begin without them. Before the first one is made.
+/// Has children begin without them. Before the first one is made. Threads that come first at once
+/// each register the handler, which changes nothing the second time: a child of fork(2) that copies
+/// a lock in the middle would wait for ever.
 pub(crate) fn begin() {
-    static AT_FORK: Once = Once::new();
-    // SAFETY: the layer stays loaded; the handler makes system calls and atomic stores alone.
-    AT_FORK.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) });
+    static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
+    if !HAS_HANDLER.load(Ordering::Acquire) {
+        // SAFETY: the layer stays loaded; the handler makes system calls and atomic stores alone.
+        unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+        HAS_HANDLER.store(true, Ordering::Release);
+    }
 }
 
 /// Whether an fd is hidden. No lock, no memory.

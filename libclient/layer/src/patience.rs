@@ -4,7 +4,7 @@
 use crate::connection::{Connected, Connection, State, is_absent};
 use crate::limits::{RETRY_PAUSE, WAIT, WAIT_MOST_S, WAIT_SAID_AFTER};
 use fdbroker_client::{Deadline, Error, ErrorCode};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 impl<S: State> Connection<S> {
@@ -88,12 +88,19 @@ fn is_passing(error: &Error) -> bool {
     )
 }
 
-/// FDBROKER_LAYER_WAIT, in seconds. What is no number counts as not set.
+/// FDBROKER_LAYER_WAIT, in seconds. What is no number counts as not set. Threads that come first at
+/// once each read it: a child of fork(2) that copies a lock in the middle would wait for ever.
 fn wait() -> Duration {
-    static SECONDS: OnceLock<Duration> = OnceLock::new();
-    *SECONDS.get_or_init(|| {
+    static SECONDS: AtomicU64 = AtomicU64::new(UNREAD);
+    let mut seconds = SECONDS.load(Ordering::Relaxed);
+    if seconds == UNREAD {
         let set = std::env::var("FDBROKER_LAYER_WAIT").ok();
-        let seconds = set.and_then(|text| text.trim().parse::<u64>().ok());
-        seconds.map_or(WAIT, |seconds| Duration::from_secs(seconds.min(WAIT_MOST_S)))
-    })
+        let set = set.and_then(|text| text.trim().parse::<u64>().ok());
+        seconds = set.map_or(WAIT.as_secs(), |seconds| seconds.min(WAIT_MOST_S));
+        SECONDS.store(seconds, Ordering::Relaxed);
+    }
+    Duration::from_secs(seconds)
 }
+
+/// No number of seconds that is taken.
+const UNREAD: u64 = u64::MAX;
