@@ -107,7 +107,11 @@ impl Allocation {
         copy
     }
 
-    fn get(&self) -> Result<Bytes, ErrorCode> {
+    /// A driver's handle of it, to be Put.
+    ///
+    /// # Errors
+    /// Those of [`Allocation::export_anew`].
+    pub fn get(&self) -> Result<Bytes, ErrorCode> {
         let get = below::GET.get().ok_or(ErrorCode::Stale)?;
         let mut handle = ze_ipc_mem_handle_t::default();
         // SAFETY: a context that lives while the allocation is registered, an address that is only

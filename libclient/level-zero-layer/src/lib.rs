@@ -25,6 +25,7 @@
 //! | all that allocate memory | a moment's patience with a full card: the broker may still be closing what has ended |
 //! | zeMemGetIpcHandleFromFileDescriptorExp and back | translates between keys and virtual fds |
 //! | zeMemCloseIpcHandle, zeMemFree(Ext) of opened memory | gives the lease back |
+//! | zeMemGetAllocProperties | notes memory whose fd the program asks for: the driver's, which then stays open |
 //! | zeMemPutIpcHandle | counts. What was sent stays good, and the next Get costs nothing |
 //! | zeMemFree(Ext), zeMemCloseIpcHandle, zeContextDestroy, close(2) of the last virtual fd | retires the allocation: its key never matches again |
 //! | zeVirtualMemUnmap, zeVirtualMemFree, zePhysicalMemDestroy | retires what is exported in the range, or in the memory's ranges |
@@ -34,7 +35,9 @@
 //!
 //! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the
 //! driver's fd. So the layer Puts the driver's handle once the broker has the fd, and this process
-//! holds no fd for what it has exported; a recall exports anew. Where the loader has no Put (before
+//! holds no fd for what it has exported; a recall exports anew. The driver's fd that a program has
+//! asked for (`ze_external_memory_export_fd_t`) is the same as a handle's: there the handle stays
+//! open until the program Puts its own, as without the layer. Where the loader has no Put (before
 //! spec 1.6) the driver's fd stays open until the memory is freed. Where this library does not
 //! stand before the C library, a key begins with the driver's fd, which stays open until the
 //! program Puts its handles.

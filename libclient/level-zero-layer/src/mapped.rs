@@ -1,5 +1,6 @@
 //! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when
-//! that memory is destroyed. Must never make a forked child wait for a lock of its parent's.
+//! that memory is destroyed; and the memory whose fd the driver has given to the program. Must
+//! never make a forked child wait for a lock of its parent's.
 
 use fdbroker_client::layer::lock;
 use std::collections::BTreeMap;
@@ -18,25 +19,32 @@ pub struct Mapping {
 struct Mapped {
     process: u32,
     by_base: Mutex<BTreeMap<usize, Mapping>>,
+    /// The driver's numbers of allocations whose fd the program has asked the driver for, by their
+    /// first address.
+    shown: Mutex<BTreeMap<usize, u64>>,
 }
 
 static CURRENT: AtomicPtr<Mapped> = AtomicPtr::new(std::ptr::null_mut());
 
-/// This process's mappings. A parent's are left alone: they are not a child's, and a thread that
-/// the child does not have may hold their lock.
-fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
+/// This process's. A parent's are left alone: they are not a child's, and a thread that the child
+/// does not have may hold their lock.
+fn current() -> &'static Mapped {
     let process = std::process::id();
     let current = CURRENT.load(Ordering::Acquire);
     // SAFETY: null, or a box that is never freed.
     let known = unsafe { current.as_ref() }.filter(|mapped| mapped.process == process);
-    let mapped = known.unwrap_or_else(|| install(process, current));
-    lock(&mapped.by_base)
+    known.unwrap_or_else(|| install(process, current))
+}
+
+fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
+    lock(&current().by_base)
 }
 
 /// Makes this process's table, in the place of none or of a parent's, unless another thread was
 /// faster.
 fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
-    let new = Box::into_raw(Box::new(Mapped { process, by_base: Mutex::default() }));
+    let (by_base, shown) = (Mutex::default(), Mutex::default());
+    let new = Box::into_raw(Box::new(Mapped { process, by_base, shown }));
     match CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: made above, never freed.
         Ok(_) => unsafe { &*new },
@@ -47,6 +55,21 @@ fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
             unsafe { &*faster }
         }
     }
+}
+
+/// The program has the driver's fd of this allocation.
+pub fn show(base: usize, id: u64) {
+    lock(&current().shown).insert(base, id);
+}
+
+/// Whether the program has, or has had, the driver's fd of this allocation.
+pub fn is_shown(base: usize, id: u64) -> bool {
+    lock(&current().shown).get(&base) == Some(&id)
+}
+
+/// Forgets the allocations that begin in this range: they end.
+pub fn forget_shown(range: &Range<usize>) {
+    lock(&current().shown).retain(|base, _| !range.contains(base));
 }
 
 pub fn add(mapping: Mapping) {

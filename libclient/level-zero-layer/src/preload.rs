@@ -41,6 +41,9 @@ exports! {
         (context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64);
     fn zeMemGetIpcHandleFromFileDescriptorExp = produce::handle_of_fd,
         (context: Context, fd: u64, handle: *mut ze_ipc_mem_handle_t);
+    fn zeMemGetAllocProperties = produce::properties,
+        (context: Context, pointer: *const c_void,
+         properties: *mut ze_memory_allocation_properties_t, device: *mut ze_device_handle_t);
     fn zeMemAllocDevice = entry::alloc_device,
         (context: Context, desc: *const ze_device_mem_alloc_desc_t, size: usize, alignment: usize,
          device: ze_device_handle_t, out: *mut *mut c_void);

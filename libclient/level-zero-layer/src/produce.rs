@@ -4,8 +4,9 @@
 use crate::allocation::{Allocation, Held, bytes_of, id_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
-use crate::guard::guard;
+use crate::guard::{beside, guard};
 use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
+use crate::mapped;
 use crate::produced::Given;
 use crate::say::{News, once};
 use fdbroker_client::layer::kind_of;
@@ -83,8 +84,11 @@ impl Broker {
         match self.deposit(&allocation, tile, driver) {
             Ok(handle) => {
                 let key = Key::new(&handle, driver);
-                // With a virtual fd nothing that the program has names the driver's fd.
-                let stays = key.virtual_fd().is_none() || below::PUT.get().is_none();
+                // With a virtual fd nothing that the program has names the driver's fd, unless the
+                // program has asked for that.
+                let stays = key.virtual_fd().is_none()
+                    || below::PUT.get().is_none()
+                    || mapped::is_shown(allocation.base, allocation.id);
                 let held = stays.then(|| Held::new(driver));
                 if !self.produced().know_as(&allocation, tile, key, held) {
                     allocation.put(driver);
@@ -121,6 +125,44 @@ impl Broker {
         broker::through_outage(|| {
             self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
         })
+    }
+}
+
+/// What a program is told of memory, with the driver's fd of it, if it asks for that: an fd for
+/// other drivers, which stays open as without the layer. So the layer must not Put the last handle,
+/// and the memory's fd is this one from then on, however the program asks.
+///
+/// # Safety
+/// As zeMemGetAllocProperties.
+pub unsafe extern "C" fn properties(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    properties: *mut ze_memory_allocation_properties_t,
+    device: *mut ze_device_handle_t,
+) -> ze_result_t {
+    let Some(below) = below::ALLOC_PROPERTIES.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(context, pointer, properties, device) };
+    // SAFETY: the caller's promise: the driver has just read the chain.
+    let has_fd =
+        || unsafe { find::<ze_external_memory_export_fd_t>((*properties).pNext).is_some() };
+    if code == SUCCESS && !properties.is_null() && has_fd() {
+        beside(|| show(context, pointer));
+    }
+    code
+}
+
+/// The program has the driver's fd of this memory.
+fn show(context: ze_context_handle_t, pointer: *const c_void) {
+    let Some(allocation) = Allocation::of(context, pointer, None) else { return };
+    mapped::show(allocation.base, allocation.id);
+    // An export on another thread sees that, or is seen here.
+    if let Some(broker) = broker::known()
+        && broker.produced().has_no_fd(&allocation)
+        && let Ok(driver) = allocation.get()
+        && !broker.produced().hold(&allocation, Held::new(&driver))
+    {
+        allocation.put(&driver);
     }
 }
 
@@ -175,15 +217,12 @@ pub unsafe extern "C" fn fd_of_handle(
         let bytes = handle.to_bytes();
         let key = Key::from_bytes(&bytes);
         let number = match &key {
-            Some(key) if broker::known().is_some_and(|broker| broker.produced().knows(key)) => {
-                key.virtual_fd()
-            }
-            Some(_) => None,
-            None => VirtualFd::new(fd_of(&bytes)),
+            Some(key) => broker::known().and_then(|broker| broker.produced().fd_of(key)),
+            None => VirtualFd::new(fd_of(&bytes)).map(|fd| fd.number()),
         };
         if let Some(number) = number.filter(|_| !fd.is_null()) {
             // SAFETY: the caller's promise.
-            unsafe { *fd = u64::from(number.number().cast_unsigned()) };
+            unsafe { *fd = u64::from(number.cast_unsigned()) };
             return SUCCESS;
         }
         let driver = key.and_then(|key| key.driver_handle());
@@ -193,8 +232,8 @@ pub unsafe extern "C" fn fd_of_handle(
     })
 }
 
-/// A handle for an fd: for a virtual fd of this process's its key, for another one and for what was
-/// fetched by one a handle of the fd alone, and for any other fd the driver's answer.
+/// A handle for an fd: for one of an export of this process's its key, for another virtual one and
+/// for what was fetched by one a handle of the fd alone, and for any other fd the driver's answer.
 ///
 /// # Safety
 /// As zeMemGetIpcHandleFromFileDescriptorExp.
@@ -207,13 +246,9 @@ pub unsafe extern "C" fn handle_of_fd(
         let Some(below) = below::HANDLE_OF_FD.get() else { return MISSING };
         let number = i32::try_from(fd).unwrap_or(-1);
         let alone = with_fd([0; 64], number);
-        let bytes = match VirtualFd::new(number) {
-            Some(number) => {
-                let broker = broker::known();
-                let key = broker.and_then(|broker| broker.produced().of_number(number));
-                key.map_or(alone, |key| key.to_bytes())
-            }
-            None if ProgramsFd::of(number).is_some() => alone,
+        let bytes = match broker::known().and_then(|broker| broker.produced().of_fd(number)) {
+            Some(key) => key.to_bytes(),
+            None if VirtualFd::new(number).is_some() || ProgramsFd::of(number).is_some() => alone,
             // SAFETY: the caller's promise.
             None => return unsafe { below(context, fd, handle) },
         };

@@ -8,6 +8,7 @@ use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::os::fd::RawFd;
 
 /// Where an export stands: its allocation's first address, and the number of its handle among the
 /// allocation's, which has one for each tile of its device.
@@ -117,17 +118,42 @@ impl Produced {
         })
     }
 
-    /// The key of a virtual fd of this process's, counted.
-    pub fn of_number(&mut self, fd: VirtualFd) -> Option<Key> {
-        let place = *self.by_number.get(&fd)?;
-        let export = self.by_base.get_mut(&place.base)?.exports.get_mut(&place.tile)?;
+    /// The key of an fd that the program has of an export, virtual or the driver's, counted.
+    pub fn of_fd(&mut self, number: RawFd) -> Option<Key> {
+        let export = match VirtualFd::new(number) {
+            Some(fd) => {
+                let place = *self.by_number.get(&fd)?;
+                self.by_base.get_mut(&place.base)?.exports.get_mut(&place.tile)?
+            }
+            None => {
+                let all = self.by_base.values_mut().flat_map(|entry| entry.exports.values_mut());
+                let is_it = |held: Held| held.fd.number() == number;
+                all.into_iter().find(|export| export.held.is_some_and(is_it))?
+            }
+        };
+        let key = export.keys.last().copied()?;
         export.gets += 1;
-        export.keys.last().copied()
+        Some(key)
     }
 
-    /// Whether the key is one of this process's.
-    pub fn knows(&self, key: &Key) -> bool {
-        self.by_prefix.contains_key(&key.prefix())
+    /// The fd of a key of this process's: the driver's, where the program has that, else the
+    /// virtual one. `None`: it was made with the driver's, or is another process's.
+    pub fn fd_of(&self, key: &Key) -> Option<RawFd> {
+        let number = key.virtual_fd()?.number();
+        let place = self.by_prefix.get(&key.prefix())?;
+        let export = self.by_base.get(&place.base)?.exports.get(&place.tile)?;
+        Some(export.held.map_or(number, |held| held.fd.number()))
+    }
+
+    /// Whether an allocation is exported, and no handle of the driver's is open for it.
+    pub fn has_no_fd(&mut self, allocation: &Allocation) -> bool {
+        self.export(allocation, 0).is_some_and(|export| export.held.is_none())
+    }
+
+    /// Keeps a driver's handle open until the program's last Put. Answers whether it was taken.
+    pub fn hold(&mut self, allocation: &Allocation, held: Held) -> bool {
+        let export = self.export(allocation, 0).filter(|export| export.held.is_none());
+        export.map(|export| export.held = Some(held)).is_some()
     }
 
     /// Counts one more handle. An entry of other memory in this range goes: that memory was freed.

@@ -12,6 +12,7 @@ const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 /// Ends the export of memory that is about to be freed. Not after it is freed: another thread may
 /// have the address then.
 pub fn forget(pointer: *const c_void) {
+    mapped::forget_shown(&(pointer.addr()..pointer.addr().saturating_add(1)));
     forget_those(|produced| produced.containing(pointer.addr()).into_iter().collect());
 }
 
@@ -19,6 +20,7 @@ pub fn forget(pointer: *const c_void) {
 pub fn unmap(range: Range<usize>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
     // Also exports of mappings that were made before this layer was there to see them.
     forget_those(|produced| produced.overlapping(&range));
+    mapped::forget_shown(&range);
     end_mappings(mapped::take_in(&range), below)
 }
 

@@ -38,7 +38,7 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
         between!(table.pfnAllocDevice, below::ALLOC_DEVICE, entry::alloc_device);
         between!(table.pfnAllocHost, below::ALLOC_HOST, entry::alloc_host);
         between!(table.pfnAllocShared, below::ALLOC_SHARED, entry::alloc_shared);
-        keep(&below::ALLOC_PROPERTIES, (*table).pfnGetAllocProperties);
+        between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, produce::properties);
         keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
         between!(table.pfnFree, below::FREE, entry::free);
         between!(table.pfnGetIpcHandle, below::GET, produce::get);

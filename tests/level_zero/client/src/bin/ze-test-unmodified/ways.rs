@@ -4,7 +4,7 @@
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};
 use crate::fault::{Outcome, holds, refused, same};
-use crate::gpu::{Address, DRIVER, Gpu, handle_fd, is_virtual, pattern};
+use crate::gpu::{Address, DRIVER, Gpu, handle_fd, is_open, is_virtual, pattern};
 use crate::peer::{Order, Peer};
 use crate::shapes::start_peer;
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways};
@@ -95,6 +95,41 @@ pub fn external_fd(gpu: &Gpu) -> Outcome {
     both_ways(gpu, &peer, memory)?;
     peer.tell(Order::Free, 0, 0)??;
     gpu.free(memory)?;
+    peer.finish()
+}
+
+/// As with the driver alone: one fd, whichever is asked for first, which stays open until the
+/// program Puts its handle, also when the broker has asked for the memory.
+pub fn external_fd_of_handle(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    for is_shown_first in [true, false] {
+        let memory = written(gpu, true)?;
+        let shown = if is_shown_first { Some(gpu.export_fd(memory)?) } else { None };
+        let handle = gpu.get(memory)?;
+        let number = shown.map_or_else(|| gpu.export_fd(memory), Ok)?;
+        same("asked for again", gpu.export_fd(memory)?, number)?;
+        if has_put()? {
+            same("the handle's", gpu.fd_of_handle(handle)?, u64::from(number.unsigned_abs()))?;
+            same("and back", gpu.handle_of_fd(number)?.to_bytes(), handle.to_bytes())?;
+            put_if_there(gpu, handle)?;
+        }
+        for _ in 0..2 {
+            holds(is_open(number), || format!("fd {number} is closed"))?;
+            // SAFETY: the driver's fd, which the handle keeps open.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            peer.tell_with(Order::ImportFd, BYTES, 0, ze_ipc_mem_handle_t::default(), Some(fd))??;
+            both_ways(gpu, &peer, memory)?;
+            peer.tell(Order::Free, 0, 0)??;
+            broker::evict_all()?;
+            peer.tell_with(Order::Open, 0, 0, handle, None)??;
+            peer.tell(Order::Close, 0, 0)??;
+        }
+        if has_put()? {
+            put_if_there(gpu, handle)?;
+            holds(!is_open(number), || format!("fd {number} is open after Put"))?;
+        }
+        gpu.free(memory)?;
+    }
     peer.finish()
 }
 
