@@ -12,6 +12,7 @@ use fdbroker_client::{
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
+use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 
@@ -36,6 +37,12 @@ pub trait State: Default + Send + Sync + 'static {
     /// # Errors
     /// EBADF: it has exported none of this number.
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno>;
+
+    /// A duplicate of the fd behind a number that the program has exported and sends, if the driver
+    /// gives one.
+    fn own(_connected: &Connected<Self>, _number: VirtualFd) -> Option<OwnedFd> {
+        None
+    }
 
     /// The numbers that the program has open, which close_range(2) may close.
     fn numbers(connected: &Connected<Self>) -> Vec<VirtualFd>;

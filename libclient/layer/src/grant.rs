@@ -9,7 +9,7 @@ use fdbroker_client::{Deadline, Error, ErrorCode, Grant, Handle, own_fds};
 use fdbroker_virtual_fds::{Granted, Lease, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
 use std::ops::RangeInclusive;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,6 +17,10 @@ use std::time::Duration;
 impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
         S::connection().fetch(number)?.granted()
+    }
+
+    fn own(&self, number: VirtualFd) -> Option<OwnedFd> {
+        S::own(self.known()?, number)
     }
 
     fn hide(&self, fd: RawFd, lease: &Lease) -> Option<RawFd> {

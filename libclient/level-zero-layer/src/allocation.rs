@@ -62,9 +62,9 @@ impl Allocation {
         self.context == Context(context)
     }
 
-    /// Its number now, if the driver still knows an allocation there.
-    pub fn id_now(&self) -> Option<u64> {
-        id_of(self.context.0, address(self.base))
+    /// Whether the driver still knows this very allocation.
+    pub fn is_there(&self) -> bool {
+        id_of(self.context.0, address(self.base)) == Some(self.id)
     }
 
     /// Which GPU, or tile of one, it is on; [`Gpu::NONE`]: of none, or the driver does not say.
@@ -151,11 +151,13 @@ impl Allocation {
 pub struct Held {
     pub driver: Bytes,
     pub fd: DriversFd,
+    /// It is open only until the program has sent its fd.
+    pub waits: bool,
 }
 
 impl Held {
     pub fn new(driver: &Bytes) -> Self {
-        Held { driver: *driver, fd: DriversFd::new(fd_of(driver)) }
+        Held { driver: *driver, fd: DriversFd::new(fd_of(driver)), waits: false }
     }
 }
 

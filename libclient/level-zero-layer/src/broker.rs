@@ -4,7 +4,7 @@
 use crate::kept::{self, KeptFds};
 use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
-use crate::produced::{Place, Produced};
+use crate::produced::{Place, Produced, Recalled};
 use crate::say::{News, once};
 use fdbroker_client::layer::lock;
 use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer};
@@ -13,6 +13,7 @@ use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_result_t;
 use nix::errno::Errno;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 pub use fdbroker_layer::is_absent;
@@ -101,6 +102,18 @@ impl Memory {
         let waited = self.answered.wait_timeout_while(produced, RECALL_PATIENCE, is_busy);
         waited.unwrap_or_else(PoisonError::into_inner).0
     }
+
+    /// Puts the driver's handle of an export that waited to be sent.
+    pub fn put(&self, waited: &Recalled) {
+        waited.held.inspect(|held| waited.allocation.put(&held.driver));
+        self.done(waited);
+    }
+
+    /// The memory may be freed now.
+    fn done(&self, recalled: &Recalled) {
+        lock(&self.produced).recall_done(recalled);
+        self.answered.notify_all();
+    }
 }
 
 impl State for Memory {
@@ -113,10 +126,9 @@ impl State for Memory {
             return lock(&self.kept).recall(recall);
         }
         let recalled = lock(&self.produced).recall(recall)?;
-        let answer = recalled.answer(recall);
-        lock(&self.produced).recall_done(&recalled);
-        self.answered.notify_all();
-        answer
+        let fd = recalled.fd();
+        self.done(&recalled);
+        Ok(RecallAnswer::unchanged(recall, fd?))
     }
 
     fn end(&self) {
@@ -139,6 +151,15 @@ impl State for Memory {
             broker.retire(|produced| produced.containing(base).into_iter().collect());
         }
         Ok(())
+    }
+
+    fn own(connected: &Connected<Self>, fd: VirtualFd) -> Option<OwnedFd> {
+        let sent = lock(&connected.state.produced).send(fd)?;
+        let fd = sent.fd().ok();
+        let waited = lock(&connected.state.produced).end_wait(sent.place);
+        waited.iter().for_each(|waited| connected.state.put(waited));
+        connected.state.done(&sent);
+        fd
     }
 
     fn numbers(_: &Connected<Self>) -> Vec<VirtualFd> {

@@ -35,7 +35,9 @@
 //!
 //! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the
 //! driver's fd. So the layer Puts the driver's handle once the broker has the fd, and this process
-//! holds no fd for what it has exported; a recall exports anew. The driver's fd that a program has
+//! holds no fd for what it has exported; a recall exports anew. Of a program that sends virtual fds
+//! of its own by SCM_RIGHTS the last export's handle waits for its message, which then needs no
+//! broker: one fd, until that message or the next export. The driver's fd that a program has
 //! asked for (`ze_external_memory_export_fd_t`) is the same as a handle's: there the handle stays
 //! open until the program Puts its own, as without the layer. Where the loader has no Put (before
 //! spec 1.6) the driver's fd stays open until the memory is freed. Where this library does not

@@ -7,7 +7,7 @@ use crate::broker::{self, Broker};
 use crate::guard::{beside, guard};
 use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
 use crate::mapped;
-use crate::produced::Given;
+use crate::produced::{Given, Place};
 use crate::say::{News, once};
 use fdbroker_client::layer::kind_of;
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
@@ -89,9 +89,13 @@ impl Broker {
                 let stays = key.virtual_fd().is_none()
                     || below::PUT.get().is_none()
                     || mapped::is_shown(allocation.base, allocation.id);
-                let held = stays.then(|| Held::new(driver));
+                let waits = !stays && self.produced().sends();
+                let held = (stays || waits).then(|| Held { waits, ..Held::new(driver) });
                 if !self.produced().know_as(&allocation, tile, key, held) {
                     allocation.put(driver);
+                } else if waits {
+                    let before = self.produced().wait(Place { base: allocation.base, tile });
+                    before.iter().for_each(|before| self.state.put(before));
                 }
                 Some(key)
             }

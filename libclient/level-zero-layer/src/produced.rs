@@ -3,12 +3,12 @@
 
 use crate::allocation::{Allocation, Held};
 use crate::key::{Key, Prefix};
-use fdbroker_client::{ErrorCode, Recall, RecallAnswer};
+use fdbroker_client::{ErrorCode, Recall};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 /// Where an export stands: its allocation's first address, and the number of its handle among the
 /// allocation's, which has one for each tile of its device.
@@ -21,8 +21,8 @@ pub struct Place {
 struct Entry {
     allocation: Allocation,
     exports: BTreeMap<u32, Export>,
-    /// Exports that the broker has asked for and that are under way: the memory must not be freed
-    /// meanwhile.
+    /// Exports for the broker or for a message that are under way, and their ends: the memory must
+    /// not be freed meanwhile.
     recalls: u32,
 }
 
@@ -58,19 +58,18 @@ pub struct Given {
 }
 
 impl Recalled {
-    /// A duplicate of the allocation's fd: the broker has closed its own, and another process wants
-    /// the memory.
+    /// A duplicate of the allocation's fd: another process wants the memory.
     ///
     /// # Errors
     /// STALE: the memory is gone, or the program has closed the driver's fd. LOCAL_FD_LIMIT: no fd
     /// is free now.
-    pub fn answer(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+    pub fn fd(&self) -> Result<OwnedFd, ErrorCode> {
         let fd = match &self.held {
             Some(held) => held.fd.duplicate()?,
             None => self.allocation.export_anew(self.place.tile)?,
         };
-        let owner_allocation_id = self.allocation.id_now().ok_or(ErrorCode::Stale)?;
-        Ok(RecallAnswer::new(fd, recall.facts.owner_allocation_id(owner_allocation_id)))
+        // Read again after the export: the address may be other memory's by now.
+        if self.allocation.is_there() { Ok(fd) } else { Err(ErrorCode::Stale) }
     }
 }
 
@@ -91,6 +90,11 @@ pub struct Produced {
     by_prefix: HashMap<Prefix, Place>,
     by_number: HashMap<VirtualFd, Place>,
     has_ended: bool,
+    /// The program has sent a number of its own as an fd.
+    sends: bool,
+    /// The last export whose driver's handle was to wait until the program sends it: one at a time,
+    /// so that a process holds one fd more at most.
+    waiting: Option<Place>,
 }
 
 impl Produced {
@@ -127,7 +131,7 @@ impl Produced {
             }
             None => {
                 let all = self.by_base.values_mut().flat_map(|entry| entry.exports.values_mut());
-                let is_it = |held: Held| held.fd.number() == number;
+                let is_it = |held: Held| held.fd.number() == number && !held.waits;
                 all.into_iter().find(|export| export.held.is_some_and(is_it))?
             }
         };
@@ -142,12 +146,15 @@ impl Produced {
         let number = key.virtual_fd()?.number();
         let place = self.by_prefix.get(&key.prefix())?;
         let export = self.by_base.get(&place.base)?.exports.get(&place.tile)?;
-        Some(export.held.map_or(number, |held| held.fd.number()))
+        let shown = export.held.filter(|held| !held.waits);
+        Some(shown.map_or(number, |held| held.fd.number()))
     }
 
-    /// Whether an allocation is exported, and no handle of the driver's is open for it.
+    /// Whether an allocation is exported, and no handle of the driver's is open for it. One that is
+    /// stays open from now on.
     pub fn has_no_fd(&mut self, allocation: &Allocation) -> bool {
-        self.export(allocation, 0).is_some_and(|export| export.held.is_none())
+        let Some(export) = self.export(allocation, 0) else { return false };
+        export.held.as_mut().map(|held| held.waits = false).is_none()
     }
 
     /// Keeps a driver's handle open until the program's last Put. Answers whether it was taken.
@@ -282,13 +289,43 @@ impl Produced {
             return Err(ErrorCode::ShuttingDown);
         }
         let base = usize::try_from(recall.base).map_err(|_| ErrorCode::Stale)?;
-        let found = self.by_base.get_mut(&base);
-        let found = found.filter(|entry| entry.allocation.id == recall.facts.owner_allocation_id);
-        let entry = found.ok_or(ErrorCode::Stale)?;
-        let export = entry.exports.get(&recall.facts.device).ok_or(ErrorCode::Stale)?;
+        let (tile, id) = (recall.facts.device, recall.facts.owner_allocation_id);
+        self.begin(Place { base, tile }, |allocation| allocation.id == id).ok_or(ErrorCode::Stale)
+    }
+
+    /// Begins the same for a number that the program sends as an fd, where the driver's handle is
+    /// open.
+    pub fn send(&mut self, fd: VirtualFd) -> Option<Recalled> {
+        let place = *self.by_number.get(&fd).filter(|_| !self.has_ended)?;
+        self.sends = true;
+        self.by_base.get(&place.base)?.exports.get(&place.tile)?.held?;
+        self.begin(place, |_| true)
+    }
+
+    /// Whether the program sends its numbers as fds: most likely the next one, too.
+    pub fn sends(&self) -> bool {
+        self.sends
+    }
+
+    /// The driver's handle of this export waits to be sent. Begins to put the one that waited
+    /// before.
+    pub fn wait(&mut self, place: Place) -> Option<Recalled> {
+        let before = self.waiting.replace(place).filter(|before| *before != place)?;
+        self.end_wait(before)
+    }
+
+    /// Begins to put the driver's handle of an export, if it waited to be sent.
+    pub fn end_wait(&mut self, place: Place) -> Option<Recalled> {
+        let export = self.by_base.get_mut(&place.base)?.exports.get_mut(&place.tile)?;
+        let held = export.held.take_if(|held| held.waits)?;
+        Some(Recalled { held: Some(held), ..self.begin(place, |_| true)? })
+    }
+
+    fn begin(&mut self, place: Place, is_it: impl Fn(&Allocation) -> bool) -> Option<Recalled> {
+        let entry = self.by_base.get_mut(&place.base).filter(|entry| is_it(&entry.allocation))?;
+        let held = entry.exports.get(&place.tile)?.held;
         entry.recalls += 1;
-        let place = Place { base, tile: recall.facts.device };
-        Ok(Recalled { place, allocation: entry.allocation, held: export.held })
+        Some(Recalled { place, allocation: entry.allocation, held })
     }
 
     /// The export is done.

@@ -33,6 +33,12 @@ pub trait Source: Send + Sync {
     /// is full. EAGAIN: its owner is silent.
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno>;
 
+    /// A duplicate of the fd behind a number of this process's own, to be sent and closed: it needs
+    /// no lease, since this process has the memory. `None`: a grant is needed.
+    fn own(&self, _number: VirtualFd) -> Option<OwnedFd> {
+        None
+    }
+
     /// Ends one registration of those that share the number, as close(2) ends an fd.
     ///
     /// # Errors
@@ -142,14 +148,32 @@ impl Fresh {
     /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's
     /// memory; EAGAIN in a signal's handler that has interrupted the layer.
     pub fn of(number: VirtualFd) -> Result<Fresh, Errno> {
+        Fresh::by(|source| Fresh::granted(source, number))
+    }
+
+    /// The same for the time of a message.
+    ///
+    /// # Errors
+    /// Those of [`Fresh::of`].
+    pub fn to_send(number: VirtualFd) -> Result<Fresh, Errno> {
+        Fresh::by(|source| match guarded(|| Ok(source.own(number)))? {
+            // It has no lease to end.
+            Some(fd) => Ok(Fresh { fd, mark: Mark::placeholder() }),
+            None => Fresh::granted(source, number),
+        })
+    }
+
+    fn by(make: impl FnOnce(&dyn Source) -> Result<Fresh, Errno>) -> Result<Fresh, Errno> {
         let source = SOURCE.get().filter(|_| process::owns_memory()).ok_or(Errno::EBADF)?;
         if is_inside() {
             return Err(Errno::EAGAIN);
         }
-        inside(|| {
-            let Granted { fd, lease } = guarded(|| source.grant(number))?;
-            Ok(Fresh { fd, mark: Mark::of_lease(lease, DEAL)? })
-        })
+        inside(|| make(*source))
+    }
+
+    fn granted(source: &dyn Source, number: VirtualFd) -> Result<Fresh, Errno> {
+        let Granted { fd, lease } = guarded(|| source.grant(number))?;
+        Ok(Fresh { fd, mark: Mark::of_lease(lease, DEAL)? })
     }
 
     /// For the time of a call.

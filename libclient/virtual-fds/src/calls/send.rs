@@ -96,7 +96,7 @@ impl Copy {
             if fresh.len() == FDS_PER_MESSAGE {
                 return Err(Errno::EINVAL);
             }
-            let real = Fresh::of(number)?;
+            let real = Fresh::to_send(number)?;
             // SAFETY: as above.
             unsafe { *place = real.fd() };
             fresh.push(real);

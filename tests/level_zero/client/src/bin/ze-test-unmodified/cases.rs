@@ -168,6 +168,7 @@ pub const CASES: &[Case] = cases! {
     "virtual_fd_when_closed_ends_the_handle": Virtual(virtual_fds::closed), LEGACY;
     "virtual_fd_when_its_handle_is_got_twice_is_closed_twice": Virtual(virtual_fds::closed_twice), OPAQUE;
     "virtual_fd_when_sent_and_its_handle_put_is_good": Virtual(virtual_fds::sent_and_put), OPAQUE_POOL;
+    "virtual_fds_when_sent_again_and_again_do_without_the_broker": Virtual(virtual_fds::sent_again), LEGACY;
     "fetched_fd_when_closed_leaves_its_import_counted": Virtual(virtual_fds::import_outlives_its_fd), LEGACY;
     "openings_when_1000_are_1000_grants_however_they_are_made": Virtual(virtual_fds::one_grant), LEGACY;
     "fetched_fd_when_of_other_or_freed_memory_leaves_the_answer_to_the_key": Virtual(virtual_fds::fetched_of_other), LEGACY;

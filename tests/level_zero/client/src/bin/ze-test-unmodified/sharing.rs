@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub const BYTES: usize = 10_000;
 pub const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 pub const WRITTEN_HERE: u16 = 1;
-const WRITTEN_THERE: u16 = 2;
+pub const WRITTEN_THERE: u16 = 2;
 
 /// Memory with the pattern in it, and its handle. In a pool it is the second allocation: with a
 /// forgotten offset an import shows its neighbour's bytes.

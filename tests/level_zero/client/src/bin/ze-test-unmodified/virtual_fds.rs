@@ -7,7 +7,7 @@ use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Gpu, handle_fd, is_open, is_virtual, pattern};
 use crate::peer::{Order, Peer, count_fds};
 use crate::shapes::{FULL, Found, SMALL, export_small, limit_fds, look, start_peer};
-use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways, export};
+use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, WRITTEN_THERE, both_ways, export};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use std::io::Read;
@@ -171,6 +171,63 @@ pub fn sent_and_put(gpu: &Gpu) -> Outcome {
     peer.tell(Order::Close, 0, 0)??;
     drop(sent);
     gpu.free(memory)?;
+    peer.finish()
+}
+
+/// A program that sends each fd after its export does without the broker from the second one on,
+/// and holds one fd at most for that. What has ended cannot be sent.
+pub fn sent_again(gpu: &Gpu) -> Outcome {
+    const EXPORTS: usize = 20;
+    let peer = Peer::start()?;
+    let send = |order, handle| {
+        // SAFETY: only a number, good or not.
+        let fd = unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) };
+        peer.tell_with(order, 0, 0, handle, Some(fd))
+    };
+    let has_put = has_put()?;
+    let held = |count| {
+        // Without Put each export holds one.
+        if has_put {
+            same("fds in the driver", gpu.counters()?.exported_fds, count)
+        } else {
+            Ok(())
+        }
+    };
+    let (first, handle) = export_small(gpu, 0)?;
+    send(Order::CountFds, handle)??;
+    let before = broker::counts()?.grants;
+    let mut exported = Vec::new();
+    for at in 1..=EXPORTS {
+        let (memory, handle) = export_small(gpu, at)?;
+        held(1)?;
+        send(Order::CountFds, handle)??;
+        held(0)?;
+        exported.push((memory, handle));
+    }
+    same("grants", broker::counts()?.grants, before)?;
+    for (memory, handle) in exported {
+        send(Order::OpenMoved, handle)??;
+        same("the peer writes", peer.number(Order::Write, SMALL, WRITTEN_THERE)?, 0)?;
+        holds(gpu.read(memory, SMALL)? == pattern(SMALL, WRITTEN_THERE), || "other bytes".into())?;
+        peer.tell(Order::Close, 0, 0)??;
+        gpu.free(memory)?;
+        holds(send(Order::CountFds, handle).is_err(), || "freed memory was sent".to_string())?;
+    }
+    // Those that are not sent: the next export or Put, the memory's end, a recall.
+    let (second, _) = export_small(gpu, 1)?;
+    let (third, handle) = export_small(gpu, 2)?;
+    held(1)?;
+    put_if_there(gpu, handle)?;
+    held(0)?;
+    let (fourth, handle) = export_small(gpu, 3)?;
+    broker::evict_all()?;
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    peer.tell(Order::Close, 0, 0)??;
+    held(1)?;
+    for memory in [first, second, third, fourth] {
+        gpu.free(memory)?;
+    }
+    held(0)?;
     peer.finish()
 }
 
