@@ -105,7 +105,7 @@ impl Connection {
         write: impl Fn(&mut Writer) -> usize,
     ) -> Result<Option<u64>, Error> {
         let enter = |inbox: &mut Inbox, id| inbox.enter_untended(id, call.deposits);
-        let started = self.start_entering(call, fds, write, 0, enter)?;
+        let started = self.start_entering(call, fds, write, self.spare(call.kind), enter)?;
         if started.is_some() && (self.common.dispatches() || call.deposits > 0) {
             // From now on the event fd is to tell of its reply, or the library thread to read it.
             self.common.wake.kick();
@@ -136,6 +136,15 @@ impl Connection {
             self.common.wake.kick();
         }
         Ok(started)
+    }
+
+    /// How many places a started request leaves to others: one that waits for room leaves some to
+    /// the seals of this process, which free it.
+    fn spare(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Register | Kind::ObjectCreate => self.facts.max_parked / 4,
+            _ => 0,
+        }
     }
 
     /// `spare`: places that it leaves.

@@ -7,6 +7,7 @@ use fdbroker_client::{
     Client, CreateRequest, Deadline, Error, ErrorCode, NewObject, ObjectOptions, Objects, Place,
     Progress, PutObject, PutRequest, Request,
 };
+use std::collections::VecDeque;
 use std::thread;
 
 fn start(objects: &Objects, name: &str, deadline: Deadline) -> Result<CreateRequest, Error> {
@@ -159,4 +160,25 @@ fn start_when_the_broker_is_killed_then_not_connected_and_the_next_one_serves() 
     assert_eq!((uses.object_names.now.get(), uses.held_fds.now.get()), (0, 0));
     let group = done(start(&objects, "sealing", patience()).expect("it starts")).expect("a group");
     done(group.seal_start(patience()).expect("nothing has it mapped")).expect("it is sealed");
+}
+
+#[test]
+fn put_when_more_wait_for_room_than_a_client_has_places_then_each_is_done() {
+    const COUNT: usize = 150;
+    let broker = Setup::new().max_fds(16).start();
+    let client = broker.client("maker");
+    let objects = client.objects();
+    let start = |at: usize| (format!("put-{at}"), put(&objects, &format!("put-{at}"), b"bytes"));
+    let mut open: VecDeque<_> = (0..COUNT).map(start).collect();
+    // What is there is deleted, which makes room for the others: their seals have to find places.
+    while let Some((name, request)) = open.pop_front() {
+        match request.test() {
+            Progress::UnderWay(under_way) => open.push_back((name, under_way)),
+            Progress::Done(outcome) => {
+                outcome.expect("there will be room");
+                objects.delete(&name, None, patience()).expect("it is there");
+            }
+        }
+    }
+    eventually("nothing is left", || is_empty(&broker, &objects));
 }
