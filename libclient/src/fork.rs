@@ -63,8 +63,8 @@ impl Process {
     }
 }
 
-/// The one word of this memory. Threads that come first at once each make one, and the first counts:
-/// a child of fork(2) that copies a lock in the middle would wait for ever.
+/// The one word of this memory. Threads that come first at once each make one, and the first
+/// counts: a child of fork(2) that copies a lock in the middle would wait for ever.
 fn word() -> &'static AtomicU32 {
     static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
     // SAFETY: null, or a word that is never unmapped and is used as this atomic alone.
