@@ -205,6 +205,10 @@ pub const CHILD_PAUSE: Duration = Duration::from_millis(1);
 /// in the broker that others could use meanwhile.
 pub const MAX_CREDITS_WANTED: u32 = 1024;
 
+/// Of the places for requests under way one in so many is left to seals by started requests that
+/// wait for room: it is the seals that make room, each within microseconds, so few will do.
+pub const SEALS_PART: usize = 4;
+
 /// How many deposits are announced with one with a virtual fd that comes right after another,
 /// within [`ROW_GAP`]: the broker makes room for all of them at once, ahead, and not for each while
 /// it waits. A cap of 256 has thirty-two times as many.

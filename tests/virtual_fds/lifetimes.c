@@ -343,11 +343,56 @@ static void thread_when_it_polls_can_be_cancelled(void) {
   CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
 }
 
+#define THREADS 4
+#define CHILDREN 8
+/* What a child does takes milliseconds. */
+#define HANGS_S 10u
+/* A program that forks while it makes its first call hangs in one of a few. */
+#define PROGRAMS 20
+
+static pthread_barrier_t all_begin;
+
+static void *calls_first(void *number) {
+  pthread_barrier_wait(&all_begin);
+  for (int at = 0; at < 20; at++) {
+    int fd = dup(*(int *)number);
+    if (fd >= 0) close(fd);
+  }
+  return NULL;
+}
+
+static int forks_during_its_first_calls(int number) {
+  pthread_t threads[THREADS];
+  pid_t children[CHILDREN];
+  int status = 0;
+  MUST(pthread_barrier_init(&all_begin, NULL, THREADS + 1) == 0);
+  for (int at = 0; at < THREADS; at++) MUST(pthread_create(&threads[at], NULL, calls_first, &number) == 0);
+  pthread_barrier_wait(&all_begin);
+  for (int at = 0; at < CHILDREN; at++) {
+    MUST((children[at] = fork()) >= 0);
+    if (children[at] == 0) {
+      alarm(HANGS_S);
+      _exit(!is_alive(number));
+    }
+  }
+  for (int at = 0; at < THREADS; at++) MUST(pthread_join(threads[at], NULL) == 0);
+  for (int at = 0; at < CHILDREN; at++) status |= status_of(children[at]);
+  return status;
+}
+
+/* A lock that a thread of the parent has is nobody's in a child. */
+static void child_when_forked_during_the_first_calls_makes_its_own(void) {
+  int number = exported(TEXT);
+  for (int at = 0; at < PROGRAMS; at++) CHECK(elsewhere("forks", number) == 0);
+  CHECK(close(number) == 0);
+}
+
 static int role(const char *name, int number) {
   int status = 1;
   if (strcmp(name, "is-ended") == 0) status = !(dup(number) == -1 && errno == EBADF);
   else if (strcmp(name, "is-alive") == 0) status = !is_alive(number);
   else if (strcmp(name, "close") == 0) status = !(close(number) == -1 && errno == EBADF);
+  else if (strcmp(name, "forks") == 0) status = forks_during_its_first_calls(number);
   else if (strcmp(name, "inherited") == 0) status = !shows(number, TEXT);
   else status = closes_all(name, number);
   return status;
@@ -367,6 +412,7 @@ int main(int argc, char **argv) {
   RUN(close_when_in_a_handler_never_waits_for_what_it_interrupted);
   RUN(close_when_in_another_process_is_ebadf);
   RUN(close_when_in_a_child_ends_nothing);
+  RUN(child_when_forked_during_the_first_calls_makes_its_own);
   RUN(leases_when_duplicated_end_with_the_last);
   RUN(leases_when_threads_share_and_replace_fds_all_end);
   RUN(own_fds_when_the_program_closes_all_survive);

@@ -38,8 +38,8 @@ pub trait State: Default + Send + Sync + 'static {
     /// EBADF: it has exported none of this number.
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno>;
 
-    /// A duplicate of the fd behind a number that the program has exported and sends, if the driver
-    /// gives one.
+    /// A duplicate of the fd behind a number that this process has exported. `None`: the layer has
+    /// no fd open for it, and the broker is asked.
     fn own(_connected: &Connected<Self>, _number: VirtualFd) -> Option<OwnedFd> {
         None
     }

@@ -6,7 +6,7 @@ use crate::limits::DRIVERS;
 use level_zero_sys::*;
 use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 
 /// The loader's soname, the same since spec 1.0.
 const LOADER: &CStr = c"libze_loader.so.1";
@@ -164,8 +164,8 @@ pub fn hold_loader() -> *mut c_void {
 /// Whether this library was loaded before the Level Zero loader, by LD_PRELOAD. A layer always
 /// comes after the loader.
 pub fn is_preloaded() -> bool {
-    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ANSWER.get_or_init(|| {
+    static ANSWER: Answer = Answer::new();
+    ANSWER.get_or_look(|| {
         let mut search = Search { own: own_base(), answer: None };
         // SAFETY: the callback gets the search it expects, which outlives the call.
         // dl_iterate_phdr(3).
@@ -178,12 +178,35 @@ pub fn is_preloaded() -> bool {
 /// then a virtual fd is good in this process. A library that the loader opened by itself comes too
 /// late for that.
 pub fn is_interposed() -> bool {
-    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *ANSWER.get_or_init(|| {
+    static ANSWER: Answer = Answer::new();
+    ANSWER.get_or_look(|| {
         // SAFETY: a C string; RTLD_DEFAULT searches as the dynamic linker does for the program.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"close".as_ptr()) };
         !found.is_null() && base_of(found) == own_base()
     })
+}
+
+/// What is looked up once. Threads that come first at once each look: a child of fork(2) that
+/// copies a lock in the middle would wait for ever.
+struct Answer(AtomicU8);
+
+impl Answer {
+    const UNKNOWN: u8 = 2;
+
+    const fn new() -> Self {
+        Answer(AtomicU8::new(Self::UNKNOWN))
+    }
+
+    fn get_or_look(&self, look: impl FnOnce() -> bool) -> bool {
+        match self.0.load(Ordering::Relaxed) {
+            Self::UNKNOWN => {
+                let answer = look();
+                self.0.store(answer.into(), Ordering::Relaxed);
+                answer
+            }
+            answer => answer != 0,
+        }
+    }
 }
 
 struct Search {

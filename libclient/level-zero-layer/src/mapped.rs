@@ -19,8 +19,8 @@ pub struct Mapping {
 struct Mapped {
     process: u32,
     by_base: Mutex<BTreeMap<usize, Mapping>>,
-    /// The driver's numbers of allocations whose fd the program has asked the driver for, by their
-    /// first address.
+    /// From the base of each allocation whose fd the program has asked the driver for to the
+    /// driver's number of it, which tells other memory at the same base.
     shown: Mutex<BTreeMap<usize, u64>>,
 }
 
@@ -69,7 +69,9 @@ pub fn is_shown(base: usize, id: u64) -> bool {
 
 /// Forgets the allocations that begin in this range: they end.
 pub fn forget_shown(range: &Range<usize>) {
-    lock(&current().shown).retain(|base, _| !range.contains(base));
+    let mut shown = lock(&current().shown);
+    let ended: Vec<usize> = shown.range(range.clone()).map(|(base, _)| *base).collect();
+    ended.iter().for_each(|base| _ = shown.remove(base));
 }
 
 pub fn add(mapping: Mapping) {

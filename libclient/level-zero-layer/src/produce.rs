@@ -137,7 +137,8 @@ impl Broker {
 /// and the memory's fd is this one from then on, however the program asks.
 ///
 /// # Safety
-/// As zeMemGetAllocProperties.
+/// That of zeMemGetAllocProperties: both pointers are null or writable, and the chain at `pNext` is
+/// the loader's.
 pub unsafe extern "C" fn properties(
     context: ze_context_handle_t,
     pointer: *const c_void,

@@ -293,8 +293,8 @@ impl Produced {
         self.begin(Place { base, tile }, |allocation| allocation.id == id).ok_or(ErrorCode::Stale)
     }
 
-    /// Begins the same for a number that the program sends as an fd, where the driver's handle is
-    /// open.
+    /// Begins the same for a number that the program sends as an fd. `None`: no handle of the
+    /// driver's is open for it.
     pub fn send(&mut self, fd: VirtualFd) -> Option<Recalled> {
         let place = *self.by_number.get(&fd).filter(|_| !self.has_ended)?;
         self.sends = true;
@@ -307,8 +307,8 @@ impl Produced {
         self.sends
     }
 
-    /// The driver's handle of this export waits to be sent. Begins to put the one that waited
-    /// before.
+    /// The driver's handle of this export waits to be sent, and no other one does any more: begins
+    /// to put that one.
     pub fn wait(&mut self, place: Place) -> Option<Recalled> {
         let before = self.waiting.replace(place).filter(|before| *before != place)?;
         self.end_wait(before)

@@ -18,7 +18,7 @@ use crate::books::one_way::Unregister;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::interrupt::{ask, is_set, is_signalled, note_signal, now, wait_unasked, wait_until};
-use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
+use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEALS_PART, SEND_SLICE};
 use crate::own_fds::{CLOSED_HERE, Identity};
 use crate::sync::lock;
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Writer};
@@ -142,7 +142,7 @@ impl Connection {
     /// the seals of this process, which free it.
     fn spare(&self, kind: Kind) -> usize {
         match kind {
-            Kind::Register | Kind::ObjectCreate => self.facts.max_parked / 4,
+            Kind::Register | Kind::ObjectCreate => self.facts.max_parked / SEALS_PART,
             _ => 0,
         }
     }
