@@ -3,6 +3,7 @@
 #include "shapes.h"
 
 #include <pthread.h>
+#include <sys/resource.h>
 
 /* More than the layer's least, and no multiple of its steps; what stays the driver's. */
 #define BIG ((4u << 20) + 100)
@@ -181,6 +182,48 @@ static void row_opener(void) {
   }
   CHECK(memory_fds() == 0);
   for (unsigned i = 0; i < opened; i++) CHECK(shows(bases[i], seeds[i]) && cu.cuIpcCloseMemHandle(bases[i]) == CUDA_SUCCESS);
+}
+/* The broker has as many allocations, if the handles are the layer's. */
+static int has_registered(long count) { return !is_ours() || COMES_TRUE(ledger("allocations") == count); }
+/* Blocks that are shared as they were made are registered ahead of that: from the second share on one, then two, then four at a time. */
+static void handles_when_made_in_a_row_are_some_ahead_and_no_more(void) {
+  struct rlimit limit;
+  MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  if (limit.rlim_max < 2048) { /* Nothing is exported ahead where fds are scarce. */
+    printf("not run: handles_when_made_in_a_row_are_some_ahead_and_no_more: needs a hard limit of 2048 fds\n");
+    return;
+  }
+  use_driver();
+  size_t before = whole_card();
+  CUdeviceptr bases[ROW];
+  CUipcMemHandle handles[ROW];
+  /* Elsewhere than all before. */
+  DRIVER(cu.cuMemFree(new_memory(STEP, 0)));
+  for (unsigned i = 0; i < ROW; i++) bases[i] = new_memory(STEP, i);
+  const int registered[ROW - 4] = {1, 3, 5, 9, 9, 13, 13, 13, 13, 17, 17, 17, 17, 21, 21, 21, 21, ROW, ROW, ROW};
+  for (unsigned i = 0; i < ROW - 4; i++) {
+    handles[i] = handle_of(bases[i]);
+    CHECK(memory_fds() == 0 && has_registered(registered[i]));
+  }
+  Peer peer = start("row_opener");
+  for (unsigned i = 0; i < ROW - 4; i++) {
+    Message message = with_handle(&handles[i], i);
+    message.count = 1;
+    tell(peer.socket, &message);
+    CHECK(hear(peer.socket).result == CUDA_SUCCESS);
+  }
+  Message end = {.pid = getpid()};
+  tell(peer.socket, &end);
+  CHECK(finish(peer) == 0);
+  /* One is freed that is ahead, and the program goes on elsewhere. */
+  DRIVER(cu.cuMemFree(bases[ROW - 1]));
+  CHECK(has_registered(ROW - 1));
+  CUdeviceptr other = new_memory(STEP, 99);
+  CUipcMemHandle elsewhere = handle_of(other);
+  CHECK(has_registered(ROW - 3) && opened_elsewhere(&elsewhere) == CUDA_SUCCESS);
+  DRIVER(cu.cuMemFree(other));
+  for (unsigned i = 0; i < ROW - 1; i++) DRIVER(cu.cuMemFree(bases[i]));
+  CHECK(has_registered(0) && COMES_TRUE(free_bytes() == before));
 }
 /* The broker sends the fds of a row ahead: what was freed since is void all the same, and other memory in its place is itself. */
 static void handles_when_opened_in_a_row_are_each_their_memory(void) {
@@ -680,6 +723,7 @@ static const Row rows[] = {
     CASE(handle_when_the_exporter_opens_it_is_refused),
     CASE(handle_when_its_memory_is_freed_is_void),
     CASE(handles_when_opened_in_a_row_are_each_their_memory),
+    CASE(handles_when_made_in_a_row_are_some_ahead_and_no_more),
     CASE(memory_when_its_owner_frees_it_stays_the_consumers),
     CASE(memory_when_its_owner_is_killed_stays_the_consumers),
     CASE(attributes_when_asked_are_those_of_all_memory),

@@ -7,8 +7,8 @@ use crate::broker;
 use crate::driver::{self, Function, MISSING};
 use crate::malloc::{end_twin, let_reach, make_twin};
 use crate::mapping;
-use crate::memory::{blocks, export, follow, records};
-use crate::produce::deposit_of;
+use crate::memory::{blocks, export, records};
+use crate::produce::{BLOCK_MARK, deposit_of, go_on};
 use crate::records::{Pinned, Share};
 use crate::result::{
     CuContext, CuDevicePtr, CuIpcHandle, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD,
@@ -17,17 +17,11 @@ use crate::result::{
 };
 use crate::say::{News, once};
 use fdbroker_client::layer::lock;
-use fdbroker_client::{
-    Client, Deadline, DriverData, Error, ErrorCode, Handle, MemoryKind, Registration,
-};
+use fdbroker_client::{Client, Deadline, Error, ErrorCode, Handle, MemoryKind, Registration};
 use fdbroker_layer::{Fetched, REGISTER_TIMEOUT, SharedLease, is_absent};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsFd, AsRawFd};
-
-/// What the driver data of an allocation begins with that cuIpcGetMemHandle shares; behind it 8
-/// bytes say the size that was asked for.
-const MARK: [u8; 8] = *b"cudaIpc1";
 
 /// The handle of the block that an address lies in; other memory is the driver's matter.
 /// OPERATING_SYSTEM: there is no broker; OUT_OF_MEMORY: a cap is full.
@@ -37,14 +31,14 @@ const MARK: [u8; 8] = *b"cudaIpc1";
 pub unsafe fn get(handle: *mut CuIpcHandle, pointer: CuDevicePtr) -> CuResult {
     let Some(below) = driver::IPC_GET.get() else { return MISSING };
     let made = match blocks().at(pointer) {
-        Some((block, Origin::Made(memory))) => Some((*memory, block.asked_bytes)),
+        Some((_, Origin::Made(memory))) => Some(*memory),
         _ => None,
     };
-    let Some((memory, asked_bytes)) = made.filter(|_| !handle.is_null()) else {
+    let Some(memory) = made.filter(|_| !handle.is_null()) else {
         // SAFETY: the caller's promise.
         return unsafe { below(handle, pointer) };
     };
-    match share(memory, asked_bytes) {
+    match share(memory) {
         Ok(shared) => {
             // SAFETY: the caller's promise.
             unsafe { *handle = shared.to_bytes() };
@@ -58,34 +52,28 @@ pub unsafe fn get(handle: *mut CuIpcHandle, pointer: CuDevicePtr) -> CuResult {
 ///
 /// # Errors
 /// The code for the program.
-fn share(memory: CuMemHandle, asked_bytes: usize) -> Result<Handle, CuResult> {
+fn share(memory: CuMemHandle) -> Result<Handle, CuResult> {
     let client = broker::awaited().ok_or(OPERATING_SYSTEM)?;
     let is_current = |it: &Registration| client.is_current(it.id());
     let begun = records().begin_share(memory, is_current);
-    let pinned = match begun.ok_or(INVALID_VALUE)? {
+    let ahead = match begun.ok_or(INVALID_VALUE)? {
         Share::Known(registration) => return Ok(registration.handle),
-        Share::New(pinned) => pinned,
+        Share::New(ahead) => ahead,
     };
-    let handle = register(client, pinned, asked_bytes).map(|registration| {
-        let (counts, surplus) = records().enter_share(pinned.id, registration, is_current);
+    let memory = ahead.memory;
+    let enter = |registration| {
+        let (counts, surplus) = records().enter_share(memory.id, registration, is_current);
         client.unregister_soon(surplus);
         counts.handle
-    });
-    let follows = records().unpin(pinned.id);
-    follow(follows, Some(client));
-    handle
+    };
+    let of_early = |(_, registration)| Ok(enter(registration));
+    go_on(client, ahead, of_early, || register(client, memory).map(enter))
 }
 
-fn register(client: &Client, memory: Pinned, asked_bytes: usize) -> Result<Registration, CuResult> {
+fn register(client: &Client, memory: Pinned) -> Result<Registration, CuResult> {
     let fd = export(memory.handle)?;
-    let mut data = [0; 16];
-    data[..8].copy_from_slice(&MARK);
-    data[8..].copy_from_slice(&(asked_bytes as u64).to_le_bytes());
-    let registered = DriverData::new(&data).and_then(|driver_data| {
-        let deposit = deposit_of(memory).driver_data(driver_data);
-        let deadline = || Deadline::after(REGISTER_TIMEOUT);
-        broker::through_outage(|| client.register(&deposit, fd.as_fd(), deadline()))
-    });
+    let (deposit, deadline) = (deposit_of(memory), || Deadline::after(REGISTER_TIMEOUT));
+    let registered = broker::through_outage(|| client.register(&deposit, fd.as_fd(), deadline()));
     registered.map_err(|error| refuse(News::NotShared, "cuIpcGetMemHandle", &error))
 }
 
@@ -207,7 +195,7 @@ fn import(
 /// has not shared it.
 fn sizes_of(fetched: &Fetched) -> Option<(usize, usize)> {
     let info = fetched.info();
-    let asked_bytes = info.driver_data.as_bytes().strip_prefix(&MARK)?.try_into().ok()?;
+    let asked_bytes = info.driver_data.as_bytes().strip_prefix(&BLOCK_MARK)?.try_into().ok()?;
     let asked_bytes = usize::try_from(u64::from_le_bytes(asked_bytes)).ok()?;
     let size_bytes = usize::try_from(info.facts.size_bytes).ok()?;
     let is_good = info.facts.kind == MemoryKind::CudaVmm && asked_bytes <= size_bytes;

@@ -11,7 +11,7 @@ use crate::broker;
 use crate::driver::{self, MISSING};
 use crate::limits::{BLOCK_LEAST, TWIN_BYTES};
 use crate::mapping;
-use crate::memory::{blocks, unshare};
+use crate::memory::{blocks, records, unshare};
 use crate::produce;
 use crate::result::{CuContext, CuDevicePtr, CuMemHandle, CuResult, SUCCESS};
 use crate::say::{News, once};
@@ -81,6 +81,7 @@ fn make(asked_bytes: usize, context: CuContext, device: c_int) -> Option<CuDevic
     if code != SUCCESS {
         return None;
     }
+    records().note_block(handle, asked_bytes as u64);
     let made = make_twin(context).and_then(|twin| {
         let devices = blocks().devices_of(context, device);
         let mapped = mapping::map(handle, size_bytes, &devices).and_then(|base| {

@@ -4,14 +4,15 @@
 use crate::broker;
 use crate::driver::{self, MISSING};
 use crate::memory::{export as export_below, follow, records};
-use crate::records::{Begun, Id, Pinned, Release};
+use crate::records::{Ahead, Begun, Id, Pinned, Release};
 use crate::result::{
     CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
     SUCCESS,
 };
 use crate::say::{News, once};
 use fdbroker_client::{
-    Client, Deadline, Deposit, EarlyRegistration, Error, ErrorCode, Facts, MemoryKind, Registration,
+    Client, Deadline, Deposit, DriverData, EarlyRegistration, Error, ErrorCode, Facts, MemoryKind,
+    Registration,
 };
 use fdbroker_layer::{REGISTER_TIMEOUT, is_absent};
 use fdbroker_virtual_fds::VirtualFd;
@@ -150,34 +151,48 @@ pub unsafe fn export(
 /// an error is the driver's. `None`: the export is the driver's matter alone.
 fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, CuResult>> {
     let begun = records().begin_export(handle, |one| client.is_current(one.id()));
-    let (memory, early, is_in_row) = match begun {
+    let ahead = match begun {
         Begun::Drivers => return None,
         Begun::Known(number) => return Some(Ok(number.number())),
-        Begun::New { memory, early, is_in_row } => (memory, early, is_in_row),
+        Begun::New(ahead) => ahead,
     };
-    let exported = match early {
+    let memory = ahead.memory;
+    Some(go_on(
+        client,
+        ahead,
+        |registered| Ok(enter(client, memory.id, registered)),
+        || export_now(client, memory),
+    ))
+}
+
+/// Exports a pinned record's memory `now`, or makes what is to be made `of_early` where it was
+/// registered early; and does so for what comes next in the row. Ends the pin.
+pub fn go_on<T>(
+    client: &Client,
+    Ahead { memory, early, is_in_row }: Ahead<EarlyRegistration>,
+    of_early: impl FnOnce((VirtualFd, Registration)) -> T,
+    now: impl FnOnce() -> T,
+) -> T {
+    let made = match early {
         Some(early) => {
             // The driver takes longer for the next export than the broker for its answer to the
             // early one.
             export_next(client, memory.id);
-            match take_early(client, early) {
-                Some(registered) => Ok(enter(client, memory.id, registered)),
-                None => export_now(client, memory),
-            }
+            take_early(client, early).map_or_else(now, of_early)
         }
         None => {
             let left = records().leave_row();
             follow(left, Some(client));
-            let exported = export_now(client, memory);
+            let made = now();
             if is_in_row {
                 export_next(client, memory.id);
             }
-            exported
+            made
         }
     };
     let follows = records().unpin(memory.id);
     follow(follows, Some(client));
-    Some(exported)
+    made
 }
 
 /// Exports and registers a pinned record's memory.
@@ -195,8 +210,7 @@ fn export_now(client: &Client, memory: Pinned) -> Result<RawFd, CuResult> {
     })
 }
 
-/// Exports and registers early what the program will most likely export next: what is mapped behind
-/// this.
+/// Exports and registers early what the program will most likely export next.
 fn export_next(client: &Client, after: Id) {
     let next = records().begin_early(after);
     let deposits: Vec<Deposit> = next.iter().map(|it| deposit_of(*it)).collect();
@@ -221,13 +235,22 @@ fn soon() -> Deadline {
     Deadline::after(REGISTER_TIMEOUT)
 }
 
+/// What the driver data of a block begins with, which cuIpcGetMemHandle shares; behind it 8 bytes
+/// say the size that was asked for.
+pub const BLOCK_MARK: [u8; 8] = *b"cudaIpc1";
+
 /// What the broker is told of memory that an fd shares.
 pub fn deposit_of(memory: Pinned) -> Deposit {
     let (owner_allocation_id, gpu) = (memory.id, driver::gpu_of(memory.handle));
     let facts = Facts::new(MemoryKind::CudaVmm, memory.size_bytes)
         .owner_allocation_id(owner_allocation_id)
         .gpu(gpu);
-    Deposit::from(facts).recallable(true).virtual_fd(true)
+    let deposit = Deposit::from(facts).recallable(true).virtual_fd(true);
+    if memory.asked_bytes == 0 {
+        return deposit;
+    }
+    let data = [BLOCK_MARK, memory.asked_bytes.to_le_bytes()].concat();
+    DriverData::new(&data).map_or(deposit, |data| deposit.driver_data(data))
 }
 
 /// Enters a registration; the number that counts.

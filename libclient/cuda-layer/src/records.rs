@@ -11,7 +11,8 @@
 //!
 //! **Early.** A program that exports what is mapped side by side, one after the other, as PyTorch
 //! does with the segments of a tensor, will most likely export the next one, too: its registration
-//! may be sent before, and those of some after it. They keep no memory: each is given up with the
+//! may be sent before, and those of some after it. So it is with blocks of cuMemAlloc that are
+//! shared in the order in which they were made. They keep no memory: each is given up with the
 //! program's last reference, and all when the program goes on elsewhere.
 
 mod shares;
@@ -40,6 +41,8 @@ pub struct Records<R, E, L> {
     /// Where the map ends whose memory was exported last: the next export may be what is mapped
     /// there.
     row_end: Option<u64>,
+    /// The block that was shared last.
+    row_block: Option<Id>,
     /// In the order of the row.
     early: Vec<(Id, E)>,
     /// How many may be registered early at the next time.
@@ -67,6 +70,8 @@ impl Map {
 struct Record<R, L> {
     /// 0: it was imported, and is not exported by the layer.
     size_bytes: u64,
+    /// It is a block, for which the program has asked cuMemAlloc with so many bytes; 0: it is none.
+    asked_bytes: u64,
     /// The values that the driver has given for it, and how often the program has each.
     handles: Vec<(CuMemHandle, u64)>,
     /// The value whose last reference is the layer's.
@@ -114,9 +119,18 @@ pub enum Begun<E> {
     Drivers,
     /// This number once more.
     Known(VirtualFd),
-    /// To be exported and registered, unless its early registration is good. `is_in_row`: it is
-    /// mapped where the export before ended.
-    New { memory: Pinned, early: Option<E>, is_in_row: bool },
+    /// To be exported and registered.
+    New(Ahead<E>),
+}
+
+/// What is to be registered, unless its early registration is good.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ahead<E> {
+    pub memory: Pinned,
+    pub early: Option<E>,
+    /// It is mapped where the export before ended, or was made after the block that was shared
+    /// before.
+    pub is_in_row: bool,
 }
 
 /// Memory whose record is pinned: its handle is not other memory's meanwhile.
@@ -125,6 +139,8 @@ pub struct Pinned {
     pub id: Id,
     pub handle: CuMemHandle,
     pub size_bytes: u64,
+    /// 0: it is no block.
+    pub asked_bytes: u64,
 }
 
 /// What becomes of the close of a number.
@@ -185,6 +201,7 @@ impl<R, E, L> Default for Records<R, E, L> {
             maps: BTreeMap::new(),
             last_id: 0,
             row_end: None,
+            row_block: None,
             early: Vec::new(),
             early_most: 1,
             ends: 0,
@@ -197,6 +214,7 @@ impl<R, L> Default for Record<R, L> {
     fn default() -> Self {
         Record {
             size_bytes: 0,
+            asked_bytes: 0,
             handles: Vec::new(),
             held: None,
             maps: 0,
@@ -236,6 +254,13 @@ impl<R, E, L> Records<R, E, L> {
         let id = self.insert(record);
         self.by_handle.insert(handle, id);
         gone
+    }
+
+    /// Memory that was just entered is a block.
+    pub fn note_block(&mut self, handle: CuMemHandle, asked_bytes: u64) {
+        if let Some(id) = self.by_handle.get(&handle).copied() {
+            self.record(id).asked_bytes = asked_bytes;
+        }
     }
 
     /// Forgets a handle that the driver has just given to memory which is not to be known.
@@ -438,15 +463,23 @@ impl<R, E, L> Records<R, E, L> {
         }
         let id = self.by_handle[&handle];
         let is_in_row = self.go_on_from(id);
-        let record = self.record(id);
-        let mut exports = record.exports.iter_mut();
+        let mut exports = self.record(id).exports.iter_mut();
         if let Some(export) = exports.find(|export| is_current(&export.registration)) {
             export.opens += 1;
             return Begun::Known(export.number);
         }
+        Begun::New(self.begin_new(id, handle, is_in_row))
+    }
+
+    fn begin_new(&mut self, id: Id, handle: CuMemHandle, is_in_row: bool) -> Ahead<E> {
+        Ahead { memory: self.pin(id, handle), early: self.take_early(id), is_in_row }
+    }
+
+    fn pin(&mut self, id: Id, handle: CuMemHandle) -> Pinned {
+        let record = self.record(id);
         record.pins += 1;
-        let memory = Pinned { id, handle, size_bytes: record.size_bytes };
-        Begun::New { memory, early: self.take_early(id), is_in_row }
+        let Record { size_bytes, asked_bytes, .. } = *record;
+        Pinned { id, handle, size_bytes, asked_bytes }
     }
 
     fn take_early(&mut self, id: Id) -> Option<E> {
@@ -454,8 +487,8 @@ impl<R, E, L> Records<R, E, L> {
         Some(self.early.remove(place).1)
     }
 
-    /// What to register early after an export in a row, once less is than one message has: what is
-    /// mapped behind it and what was registered early before, piece after piece, as far as the
+    /// What to register early after an export in a row, once less is than one message has: what
+    /// comes behind it and what was registered early before, piece after piece, as far as the
     /// program could export it next. So a message is on its way while the answer to the one before
     /// is used up. It is pinned; [`Records::end_early`] follows.
     pub fn begin_early(&mut self, after: Id) -> Vec<Pinned> {
@@ -472,16 +505,17 @@ impl<R, E, L> Records<R, E, L> {
     }
 
     fn pin_behind(&mut self, id: Id) -> Option<Pinned> {
-        let end = self.map_of(id)?.end();
-        let id = self.maps.get(&end)?.id;
-        let record = self.record(id);
+        let is_block = self.is_block(id);
+        let id = if is_block { id + 1 } else { self.maps.get(&self.map_of(id)?.end())?.id };
+        let record = self.by_id.get(&id)?;
         let handle = record.handles.iter().find(|(_, count)| *count > 0)?.0;
-        let is_free = record.exports.is_empty() && record.pins == 0;
-        if record.size_bytes == 0 || !is_free {
-            return None;
-        }
-        record.pins += 1;
-        Some(Pinned { id, handle, size_bytes: record.size_bytes })
+        let is_free = record.exports.is_empty() && record.share.is_none() && record.pins == 0;
+        let is_alike = record.size_bytes > 0 && self.is_block(id) == is_block;
+        (is_alike && is_free).then(|| self.pin(id, handle))
+    }
+
+    fn is_block(&self, id: Id) -> bool {
+        self.by_id.get(&id).is_some_and(|record| record.asked_bytes > 0)
     }
 
     /// Enters what has become of the first of them. What is too much comes back: that of another
@@ -514,8 +548,11 @@ impl<R, E, L> Records<R, E, L> {
         done
     }
 
-    /// Notes where an export's map ends; whether it begins where that before has ended.
+    /// Notes where an export's map ends, or which block it is; whether it comes behind that before.
     fn go_on_from(&mut self, id: Id) -> bool {
+        if self.is_block(id) {
+            return self.row_block.replace(id).is_some_and(|last| last + 1 == id);
+        }
         let map = self.map_of(id);
         let is_in_row = map.is_some_and(|map| self.row_end == Some(map.base));
         self.row_end = map.map(|map| map.end());

@@ -1,16 +1,16 @@
 //! Memory that is shared by a handle of 64 bytes, by no number: registered once, until it is
 //! freed. Must never end a registration by itself.
 
-use super::{Id, Pinned, Records, UNTOLD};
+use super::{Ahead, Id, Records, UNTOLD};
 use crate::result::CuMemHandle;
 
 /// What becomes of a share.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Share<R> {
+pub enum Share<R, E> {
     /// It has this registration.
     Known(R),
     /// To be exported and registered; [`Records::enter_share`] follows.
-    New(Pinned),
+    New(Ahead<E>),
 }
 
 impl<R: Clone, E, L> Records<R, E, L> {
@@ -20,15 +20,13 @@ impl<R: Clone, E, L> Records<R, E, L> {
         &mut self,
         handle: CuMemHandle,
         is_current: impl FnOnce(&R) -> bool,
-    ) -> Option<Share<R>> {
+    ) -> Option<Share<R, E>> {
         let id = *self.by_handle.get(&handle)?;
-        let record = self.record(id);
-        Some(match record.share.as_ref().filter(|share| is_current(share)) {
-            Some(known) => Share::Known(known.clone()),
-            None => {
-                record.pins += 1;
-                Share::New(Pinned { id, handle, size_bytes: record.size_bytes })
-            }
+        let is_in_row = self.go_on_from(id);
+        let known = self.record(id).share.as_ref().filter(|share| is_current(share)).cloned();
+        Some(match known {
+            Some(known) => Share::Known(known),
+            None => Share::New(self.begin_new(id, handle, is_in_row)),
         })
     }
 

@@ -29,7 +29,7 @@ fn given_back(lease: &'static str) -> DoneOf {
 /// A new export, without an early registration; whether it is in a row.
 fn begun(records: &mut Of, handle: CuMemHandle) -> (Id, bool) {
     match records.begin_export(handle, |_| true) {
-        Begun::New { memory, early: None, is_in_row } => {
+        Begun::New(Ahead { memory, early: None, is_in_row }) => {
             assert_eq!((memory.handle, memory.size_bytes), (handle, SIZE));
             (memory.id, is_in_row)
         }
@@ -189,7 +189,7 @@ fn create_when_the_value_is_known_then_what_it_was_cannot_be_exported() {
     assert_eq!(records.create(A, SIZE).registrations, ["one"]);
     assert_eq!(records.begin_recall(id), None);
     assert_eq!(records.begin_close(number(0)), Close::Unknown);
-    assert!(matches!(records.begin_export(A, |_| true), Begun::New { .. }));
+    assert!(matches!(records.begin_export(A, |_| true), Begun::New(Ahead { .. })));
 }
 
 #[test]
@@ -254,7 +254,8 @@ fn export_when_the_registration_has_ended_then_a_new_number_beside_it() {
     records.create(A, SIZE);
     records.map(0, SIZE, A);
     exported(&mut records, A, 0);
-    let Begun::New { memory: Pinned { id, .. }, .. } = records.begin_export(A, |_| false) else {
+    let Begun::New(Ahead { memory: Pinned { id, .. }, .. }) = records.begin_export(A, |_| false)
+    else {
         panic!("not new")
     };
     records.enter_export(id, number(1), "two", |registration| *registration == "two");
@@ -326,12 +327,12 @@ const C: CuMemHandle = 13;
 fn early_when_the_program_goes_on_then_it_is_that_export() {
     let mut records = side_by_side(&[A, B, C]);
     let id = in_a_row(&mut records, C);
-    let Begun::New { memory, early: Some("early"), is_in_row: true } =
+    let Begun::New(Ahead { memory, early: Some("early"), is_in_row: true }) =
         records.begin_export(C, |_| true)
     else {
         panic!("not the early one")
     };
-    assert_eq!(memory, Pinned { id, handle: C, size_bytes: SIZE });
+    assert_eq!(memory, Pinned { id, handle: C, size_bytes: SIZE, asked_bytes: 0 });
     // Nothing is mapped behind it.
     assert_eq!(records.begin_early(id), []);
     assert_eq!(records.leave_row(), DoneOf::default());
@@ -344,7 +345,7 @@ fn early_when_the_row_is_long_then_twice_as_many_up_to_the_most() {
     in_a_row(&mut records, A + 2);
     let mut counts = Vec::new();
     for handle in A + 2..A + 20 {
-        let Begun::New { memory, early: Some(_), is_in_row: true } =
+        let Begun::New(Ahead { memory, early: Some(_), is_in_row: true }) =
             records.begin_export(handle, |_| true)
         else {
             panic!("not registered early: {handle}")
@@ -385,7 +386,7 @@ fn early_when_the_memory_is_released_then_it_keeps_nothing() {
     assert_eq!(records.leave_row(), DoneOf::default());
     // The value is another allocation's now.
     assert_eq!(records.create(C, SIZE), DoneOf::default());
-    assert!(matches!(records.begin_export(C, |_| true), Begun::New { early: None, .. }));
+    assert!(matches!(records.begin_export(C, |_| true), Begun::New(Ahead { early: None, .. })));
 }
 
 #[test]
@@ -436,9 +437,13 @@ fn share_when_begun_again_then_the_same_while_it_is_current() {
     let mut records = Of::default();
     records.create(A, SIZE);
     assert_eq!(records.begin_share(B, |_| true), None);
-    let Some(Share::New(memory)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    let Some(Share::New(Ahead { memory, .. })) = records.begin_share(A, |_| true) else {
+        panic!("not new")
+    };
     assert_eq!((memory.handle, memory.size_bytes), (A, SIZE));
-    let Some(Share::New(late)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    let Some(Share::New(Ahead { memory: late, .. })) = records.begin_share(A, |_| true) else {
+        panic!("not new")
+    };
     assert_eq!(records.enter_share(memory.id, "one", |_| true), ("one", None));
     // Another thread was faster.
     assert_eq!(records.enter_share(late.id, "late", |_| true), ("one", Some("late")));
@@ -451,12 +456,53 @@ fn share_when_begun_again_then_the_same_while_it_is_current() {
     assert!(matches!(records.begin_share(A, |_| false), Some(Share::New(_))));
 }
 
+/// A new share; what of it was registered early, and what is to be registered early after it.
+fn shared(records: &mut Of, handle: CuMemHandle) -> (Option<&'static str>, Vec<CuMemHandle>) {
+    let Some(Share::New(Ahead { memory, early, is_in_row })) =
+        records.begin_share(handle, |_| true)
+    else {
+        panic!("not new")
+    };
+    assert_eq!((memory.handle, memory.asked_bytes), (handle, SIZE - 1));
+    let next = if is_in_row { records.begin_early(memory.id) } else { Vec::new() };
+    assert_eq!(records.end_early(&next, vec!["early"; next.len()]), DoneOf::default());
+    records.enter_share(memory.id, "one", |_| true);
+    assert_eq!(records.unpin(memory.id), DoneOf::default());
+    (early, next.iter().map(|it| it.handle).collect())
+}
+
+#[test]
+fn early_when_blocks_are_shared_as_they_were_made_then_those_made_after_them() {
+    let mut records = Of::default();
+    let make = |records: &mut Of, handle| {
+        records.create(handle, SIZE);
+        records.note_block(handle, SIZE - 1);
+    };
+    (A..A + 6).for_each(|handle| make(&mut records, handle));
+    // No block, and mapped nowhere.
+    records.create(A + 6, SIZE);
+    make(&mut records, A + 7);
+    assert_eq!(shared(&mut records, A), (None, vec![]));
+    assert_eq!(shared(&mut records, A + 1), (None, vec![A + 2]));
+    assert!(matches!(records.begin_share(A + 1, |_| true), Some(Share::Known("one"))));
+    assert_eq!(shared(&mut records, A + 2), (Some("early"), vec![A + 3, A + 4]));
+    assert_eq!(shared(&mut records, A + 3), (Some("early"), vec![A + 5]));
+    // What is freed takes its early registration along.
+    let freed = Done { is_closing: true, ..with_early() };
+    assert_eq!(really_released(&mut records, A + 5), freed);
+    assert_eq!(shared(&mut records, A + 4), (Some("early"), vec![]));
+    assert_eq!(shared(&mut records, A + 7), (None, vec![]), "elsewhere");
+    assert_eq!(records.leave_row(), DoneOf::default());
+}
+
 #[test]
 fn share_when_its_memory_is_released_then_it_is_closing() {
     let mut records = Of::default();
     records.create(A, SIZE);
     assert_eq!(records.begin_unshare(A), None);
-    let Some(Share::New(memory)) = records.begin_share(A, |_| true) else { panic!("not new") };
+    let Some(Share::New(Ahead { memory, .. })) = records.begin_share(A, |_| true) else {
+        panic!("not new")
+    };
     records.enter_share(memory.id, "one", |_| true);
     records.unpin(memory.id);
     assert_eq!(records.begin_unshare(A), Some((memory.id, "one")));
