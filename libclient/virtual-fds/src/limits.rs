@@ -20,9 +20,6 @@ pub const DEFERRED_CLOSES: usize = 64;
 /// ends meanwhile ends so much later, or at the next fetch.
 pub const ROW_PAUSE: Duration = Duration::from_micros(200);
 
-/// The most iovecs of one look at the program's memory: pages of 256 KiB.
-pub const PAGES_PER_LOOK: usize = 64;
-
 /// The most fds in one message: SCM_MAX_FD of the kernel (include/net/scm.h).
 pub const FDS_PER_MESSAGE: usize = 253;
 
