@@ -34,11 +34,10 @@ impl OpenFd {
 }
 
 impl Drop for OpenFd {
-    /// The program has closed the fd. What it has imported stays, and counts as mapped.
+    /// The program has closed the fd. What it has imported stays, and counts as mapped. So does the
+    /// lease of what was closed before, which goes with others: nobody waits for it alone.
     fn drop(&mut self) {
-        if Arc::strong_count(&self.lease) > 1 {
-            lock(&self.lease).mapped();
-        }
+        lock(&self.lease).mapped();
     }
 }
 
