@@ -186,6 +186,8 @@ pub const CASES: &[Case] = cases! {
     "external_fd_when_exported_is_the_drivers_own": Broker(ways::external_fd), LEGACY;
     "external_fd_when_memory_has_a_handle_is_the_fd_of_that": Virtual(ways::external_fd_of_handle), LEGACY;
     "external_fd_when_memory_has_a_handle_is_the_fd_of_that_opaque": Virtual(ways::external_fd_of_handle), OPAQUE;
+    "external_fd_when_of_a_pool_stays_open_beside_handles": Virtual(ways::external_fd_of_pool), LEGACY_POOL;
+    "external_fd_when_of_a_pool_stays_open_beside_handles_opaque": Virtual(ways::external_fd_of_pool), OPAQUE_POOL;
     "handle_of_a_virtual_fd_when_asked_is_its_own": Virtual(ways::handle_of_fd), OPAQUE_POOL;
     "event_pool_when_passed_by_value_is_shared": Virtual(ways::event_pool), LEGACY;
     "event_pool_when_its_fd_is_fetched_is_shared": Virtual(ways::event_pool_fetched), OPAQUE;
