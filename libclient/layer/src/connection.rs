@@ -190,7 +190,10 @@ impl<S: State> Connection<S> {
         let Some(connected) = self.known() else { return };
         match notice {
             Notice::Revoked { id, .. } => connected.kept.end(*id),
-            Notice::Reclaim { .. } | Notice::Disconnected => connected.kept.press(),
+            Notice::Reclaim { .. } | Notice::Disconnected => {
+                fdbroker_virtual_fds::end_leases();
+                connected.kept.press();
+            }
             Notice::Drained { .. } => connected.drains.note(),
             Notice::Reconnected { .. } => self.away.end(),
             _ => {}

@@ -7,7 +7,6 @@ use fdbroker_client::{AllocationInfo, Grant, Handle, Lease};
 use fdbroker_scm::File;
 use fdbroker_virtual_fds::{Granted, let_go};
 use nix::errno::Errno;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 
@@ -35,11 +34,10 @@ impl OpenFd {
 }
 
 impl Drop for OpenFd {
-    /// The program has closed the fd. What it has imported stays, and counts as mapped.
+    /// The program has closed the fd. What it has imported stays, and counts as mapped. So does the
+    /// lease of what was closed before, which goes with others: nobody waits for it alone.
     fn drop(&mut self) {
-        if Arc::strong_count(&self.lease) > 1 {
-            lock(&self.lease).mapped();
-        }
+        lock(&self.lease).mapped();
     }
 }
 
@@ -79,15 +77,6 @@ impl Fetched {
     /// Its lease, for what is imported.
     pub fn lease(&self) -> SharedLease {
         Arc::clone(&self.open.lease)
-    }
-
-    /// Gives it another number.
-    ///
-    /// # Errors
-    /// Those of fcntl(2).
-    pub fn renumber(&mut self) -> io::Result<()> {
-        self.fd = Fd::New(self.as_fd().try_clone_to_owned()?);
-        Ok(())
     }
 
     /// Makes it ready for a driver's call, which may close the fd or not: Intel's opens host memory
@@ -163,15 +152,6 @@ impl ProgramsFd {
     /// Its lease, for a driver's function that imports the fd: to be kept until the import ends.
     pub fn lease(&self) -> SharedLease {
         Arc::clone(&self.0.lease)
-    }
-
-    /// The same at another number, for the time of a driver's call.
-    ///
-    /// # Errors
-    /// Those of fcntl(2).
-    pub fn duplicate(&self, fd: BorrowedFd<'_>) -> io::Result<Fetched> {
-        let fd = Fd::New(fd.try_clone_to_owned()?);
-        Ok(Fetched { fd, open: Arc::clone(&self.0) })
     }
 
     /// Whether `fd` still is what it was granted for, and that is this allocation, which lives.

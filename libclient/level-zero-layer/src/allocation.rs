@@ -3,6 +3,7 @@
 
 use crate::below;
 use crate::key::{Bytes, fd_of};
+use crate::mapped;
 use fdbroker_client::layer::level_zero_gpu_named;
 use fdbroker_client::{ErrorCode, Gpu};
 use fdbroker_scm::File;
@@ -103,7 +104,7 @@ impl Allocation {
             _ => self.get_tiles(tile + 1)?,
         };
         let copy = duplicate(handles.last().map_or(-1, fd_of));
-        handles.iter().for_each(|handle| self.put(handle));
+        handles.iter().for_each(|handle| self.let_go(handle));
         copy
     }
 
@@ -133,6 +134,14 @@ impl Allocation {
             Ok(handles.iter().map(|handle| handle.to_bytes()).collect())
         } else {
             Err(ErrorCode::Stale)
+        }
+    }
+
+    /// Puts a handle that the program has not got, unless it may be the last one of an fd that the
+    /// program has asked for: that stays open until the memory is freed.
+    pub fn let_go(&self, handle: &Bytes) {
+        if !mapped::is_shown_fd(fd_of(handle)) {
+            self.put(handle);
         }
     }
 

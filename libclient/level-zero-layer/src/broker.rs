@@ -105,7 +105,7 @@ impl Memory {
 
     /// Puts the driver's handle of an export that waited to be sent.
     pub fn put(&self, waited: &Recalled) {
-        waited.held.inspect(|held| waited.allocation.put(&held.driver));
+        waited.held.inspect(|held| waited.allocation.let_go(&held.driver));
         self.done(waited);
     }
 

@@ -88,7 +88,7 @@ fn ready_by_programs_fd(key: &Key) -> Option<Ready> {
     // SAFETY: only looked at; it is used where it is what was granted.
     let fd = unsafe { BorrowedFd::borrow_raw(key.fd()) };
     let driver = handle_of(key, fetched.info()).filter(|_| fetched.serves(fd, &key.handle()))?;
-    with_programs_fd(driver, fd, &fetched)
+    Some(with_programs_fd(driver, fd, &fetched))
 }
 
 /// The driver's handle at a key's offset in what the owner registered.
@@ -98,14 +98,9 @@ fn handle_of(key: &Key, info: &AllocationInfo) -> Option<Bytes> {
 }
 
 /// An fd of the program's in the driver's handle. The lease is the fd's and the import's together.
-fn with_programs_fd(driver: Bytes, fd: BorrowedFd<'_>, fetched: &ProgramsFd) -> Option<Ready> {
-    if fd_of(&driver) == fd.as_raw_fd() {
-        // Off the exporter's number, as in `ready_grant`.
-        let moved = fetched.duplicate(fd).ok()?;
-        return ready_grant(moved, Some(driver)).ok();
-    }
+fn with_programs_fd(driver: Bytes, fd: BorrowedFd<'_>, fetched: &ProgramsFd) -> Ready {
     let handle = with_fd(driver, fd.as_raw_fd());
-    Some(Ready { hold: Some(fetched.lease()), ..Ready::plain(handle) })
+    Ready { hold: Some(fetched.lease()), ..Ready::plain(handle) }
 }
 
 /// Where no broker knows the key: the driver's handle, with the fd that the program has put into it
@@ -152,16 +147,12 @@ fn acquire(fd: VirtualFd) -> Result<Fetched, ze_result_t> {
     })
 }
 
-fn ready_grant(mut fetched: Fetched, driver: Option<Bytes>) -> Result<Ready, ze_result_t> {
+fn ready_grant(fetched: Fetched, driver: Option<Bytes>) -> Result<Ready, ze_result_t> {
     let Some(driver) = driver else {
         let id = fetched.info().id;
         let context = format!("open {id}: the handle does not fit the allocation");
         return Err(refuse(&Error::new(ErrorCode::BadHandle, context)));
     };
-    // Off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
-    if fetched.as_fd().as_raw_fd() == fd_of(&driver) {
-        fetched.renumber().map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
-    }
     let fetched = fetched.guarded();
     let handle = with_fd(driver, fetched.as_fd().as_raw_fd());
     Ok(Ready { handle, hold: Some(fetched.lease()), fetched: Some(fetched) })
@@ -175,7 +166,7 @@ fn ready_fetched(handle: Bytes) -> Ready {
     // SAFETY: it has a lease: the program has it open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd_of(&handle)) };
     let driver = drivers_handle(fetched.info()).filter(|_| is_alone);
-    let whole = driver.and_then(|driver| with_programs_fd(driver, fd, &fetched));
+    let whole = driver.map(|driver| with_programs_fd(driver, fd, &fetched));
     whole.unwrap_or_else(|| Ready { hold: Some(fetched.lease()), ..Ready::plain(handle) })
 }
 

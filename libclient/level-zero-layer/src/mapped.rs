@@ -5,6 +5,7 @@
 use fdbroker_client::layer::lock;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -20,8 +21,8 @@ struct Mapped {
     process: u32,
     by_base: Mutex<BTreeMap<usize, Mapping>>,
     /// From the base of each allocation whose fd the program has asked the driver for to the
-    /// driver's number of it, which tells other memory at the same base.
-    shown: Mutex<BTreeMap<usize, u64>>,
+    /// driver's number of it, which tells other memory at the same base, and the fd.
+    shown: Mutex<BTreeMap<usize, (u64, RawFd)>>,
 }
 
 static CURRENT: AtomicPtr<Mapped> = AtomicPtr::new(std::ptr::null_mut());
@@ -58,13 +59,18 @@ fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
 }
 
 /// The program has the driver's fd of this allocation.
-pub fn show(base: usize, id: u64) {
-    lock(&current().shown).insert(base, id);
+pub fn show(base: usize, id: u64, fd: RawFd) {
+    lock(&current().shown).insert(base, (id, fd));
 }
 
 /// Whether the program has, or has had, the driver's fd of this allocation.
 pub fn is_shown(base: usize, id: u64) -> bool {
-    lock(&current().shown).get(&base) == Some(&id)
+    lock(&current().shown).get(&base).is_some_and(|(shown, _)| *shown == id)
+}
+
+/// Whether it is an fd that the program has: of any allocation, since those of a pool have one.
+pub fn is_shown_fd(fd: RawFd) -> bool {
+    lock(&current().shown).values().any(|(_, shown)| *shown == fd)
 }
 
 /// Forgets the allocations that begin in this range: they end.

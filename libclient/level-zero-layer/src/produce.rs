@@ -15,7 +15,7 @@ use fdbroker_layer::{ProgramsFd, REGISTER_TIMEOUT};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
@@ -88,7 +88,8 @@ impl Broker {
                 // program has asked for that.
                 let stays = key.virtual_fd().is_none()
                     || below::PUT.get().is_none()
-                    || mapped::is_shown(allocation.base, allocation.id);
+                    || mapped::is_shown(allocation.base, allocation.id)
+                    || mapped::is_shown_fd(fd_of(driver));
                 let waits = !stays && self.produced().sends();
                 let held = (stays || waits).then(|| Held { waits, ..Held::new(driver) });
                 if !self.produced().know_as(&allocation, tile, key, held) {
@@ -148,19 +149,18 @@ pub unsafe extern "C" fn properties(
     let Some(below) = below::ALLOC_PROPERTIES.get() else { return MISSING };
     // SAFETY: the caller's promise.
     let code = unsafe { below(context, pointer, properties, device) };
-    // SAFETY: the caller's promise: the driver has just read the chain.
-    let has_fd =
-        || unsafe { find::<ze_external_memory_export_fd_t>((*properties).pNext).is_some() };
-    if code == SUCCESS && !properties.is_null() && has_fd() {
-        beside(|| show(context, pointer));
+    if code == SUCCESS && !properties.is_null() {
+        // SAFETY: the caller's promise: the driver has just read the chain.
+        let export = unsafe { find::<ze_external_memory_export_fd_t>((*properties).pNext) };
+        export.into_iter().for_each(|export| beside(|| show(context, pointer, export.fd)));
     }
     code
 }
 
 /// The program has the driver's fd of this memory.
-fn show(context: ze_context_handle_t, pointer: *const c_void) {
+fn show(context: ze_context_handle_t, pointer: *const c_void, fd: RawFd) {
     let Some(allocation) = Allocation::of(context, pointer, None) else { return };
-    mapped::show(allocation.base, allocation.id);
+    mapped::show(allocation.base, allocation.id, fd);
     // An export on another thread sees that, or is seen here.
     if let Some(broker) = broker::known()
         && broker.produced().has_no_fd(&allocation)

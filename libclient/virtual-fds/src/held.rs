@@ -3,7 +3,7 @@
 //! run in a signal handler or under a driver's lock, nor one of another process.
 
 use crate::limits::ROW_PAUSE;
-use crate::raw;
+use crate::{process, raw};
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::any::Any;
@@ -115,7 +115,7 @@ impl Mark {
     /// The lease, if it is this process's and nobody else shares it: this fd is its last. No
     /// memory.
     pub fn sole_lease(&self) -> Option<&Lease> {
-        let is_ours = self.0.pool.is_some_and(|pool| pool.process == raw::getpid());
+        let is_ours = self.0.pool.is_some_and(|pool| pool.process == process::of_memory());
         let is_sole = is_ours && self.0.holders.load(Ordering::Acquire) == 1;
         // SAFETY: this share keeps the lease in place, and it was written before the share was
         // made.
@@ -174,7 +174,9 @@ pub fn end_hidden(deal: &Deal) {
 impl Drop for Mark {
     fn drop(&mut self) {
         // What a child has of its parent's leases is nothing to end.
-        let Some(pool) = self.0.pool.filter(|pool| pool.process == raw::getpid()) else { return };
+        let Some(pool) = self.0.pool.filter(|pool| pool.process == process::of_memory()) else {
+            return;
+        };
         if self.0.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             pool.end(self.0);
         }
@@ -184,7 +186,7 @@ impl Drop for Mark {
 impl Pool {
     fn of_this_process() -> &'static Pool {
         static CURRENT: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
-        let process = raw::getpid();
+        let process = process::of_memory();
         let current = CURRENT.load(Ordering::Acquire);
         // SAFETY: null, or a pool that is never freed.
         if let Some(pool) = unsafe { current.as_ref() }.filter(|pool| pool.process == process) {

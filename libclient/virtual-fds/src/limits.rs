@@ -16,12 +16,9 @@ pub const OWN_FDS_MOST: usize = 80;
 pub const DEFERRED_CLOSES: usize = 64;
 
 /// How long the thread of leases looks away after it has ended some: the fds of a tensor are closed
-/// one after the other, some 50 us apart, and each wake-up costs its closer 2 to 5 us. A lease that
-/// ends meanwhile ends so much later, or at the next fetch.
-pub const ROW_PAUSE: Duration = Duration::from_micros(200);
-
-/// The most iovecs of one look at the program's memory: pages of 256 KiB.
-pub const PAGES_PER_LOOK: usize = 64;
+/// one after the other, some 50 to 100 us apart, and each wake-up costs its closer 2 to 5 us. A
+/// lease that ends meanwhile ends so much later, or when the broker is short of it.
+pub const ROW_PAUSE: Duration = Duration::from_millis(1);
 
 /// The most fds in one message: SCM_MAX_FD of the kernel (include/net/scm.h).
 pub const FDS_PER_MESSAGE: usize = 253;

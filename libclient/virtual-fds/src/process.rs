@@ -42,6 +42,19 @@ pub fn owns_memory() -> bool {
     known.is_ok() || known == Err(caller)
 }
 
+/// The process that has this memory; in a child of vfork(2) that is its parent. One load.
+pub fn of_memory() -> i32 {
+    let known = owner().map_or(0, |owner| owner.load(Ordering::Relaxed));
+    if known == 0 { look() } else { known }
+}
+
+/// A child of _Fork(3) or clone(2) looks for the first time.
+#[cold]
+fn look() -> i32 {
+    owns_memory();
+    raw::getpid()
+}
+
 /// Whether it is a child of the process that installed the layer.
 pub fn is_child() -> bool {
     FIRST.load(Ordering::Relaxed) != raw::getpid()

@@ -4,7 +4,9 @@ use crate::apart::{LEGACY, LEGACY_POOL, Named, ONE_NUMBER, OPAQUE, OPAQUE_POOL, 
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::peer::CASE_TIMEOUT_S;
-use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, ways, without};
+use crate::{
+    broker, exporting, mapped, opening, sent, shapes, sharing, virtual_fds, ways, without,
+};
 
 /// A card whose memory is on both of its tiles.
 const TWO_TILES: Switches = &[
@@ -169,6 +171,9 @@ pub const CASES: &[Case] = cases! {
     "virtual_fd_when_its_handle_is_got_twice_is_closed_twice": Virtual(virtual_fds::closed_twice), OPAQUE;
     "virtual_fd_when_sent_and_its_handle_put_is_good": Virtual(virtual_fds::sent_and_put), OPAQUE_POOL;
     "virtual_fds_when_sent_again_and_again_do_without_the_broker": Virtual(virtual_fds::sent_again), LEGACY;
+    "virtual_fd_when_another_file_is_at_the_drivers_fd_is_the_memory": Virtual(sent::its_fd_taken), LEGACY;
+    "virtual_fd_when_a_child_sends_it_is_the_parents_memory": Virtual(sent::forked), LEGACY;
+    "virtual_fds_when_threads_send_and_free_them_never_are_other_memory": Virtual(sent::threads), OPAQUE;
     "fetched_fd_when_closed_leaves_its_import_counted": Virtual(virtual_fds::import_outlives_its_fd), LEGACY;
     "openings_when_1000_are_1000_grants_however_they_are_made": Virtual(virtual_fds::one_grant), LEGACY;
     "fetched_fd_when_of_other_or_freed_memory_leaves_the_answer_to_the_key": Virtual(virtual_fds::fetched_of_other), LEGACY;
@@ -181,6 +186,8 @@ pub const CASES: &[Case] = cases! {
     "external_fd_when_exported_is_the_drivers_own": Broker(ways::external_fd), LEGACY;
     "external_fd_when_memory_has_a_handle_is_the_fd_of_that": Virtual(ways::external_fd_of_handle), LEGACY;
     "external_fd_when_memory_has_a_handle_is_the_fd_of_that_opaque": Virtual(ways::external_fd_of_handle), OPAQUE;
+    "external_fd_when_of_a_pool_stays_open_beside_handles": Virtual(ways::external_fd_of_pool), LEGACY_POOL;
+    "external_fd_when_of_a_pool_stays_open_beside_handles_opaque": Virtual(ways::external_fd_of_pool), OPAQUE_POOL;
     "handle_of_a_virtual_fd_when_asked_is_its_own": Virtual(ways::handle_of_fd), OPAQUE_POOL;
     "event_pool_when_passed_by_value_is_shared": Virtual(ways::event_pool), LEGACY;
     "event_pool_when_its_fd_is_fetched_is_shared": Virtual(ways::event_pool_fetched), OPAQUE;

@@ -27,6 +27,7 @@ mod order;
 #[path = "../../peer.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod peer;
+mod sent;
 mod shapes;
 mod sharing;
 mod virtual_fds;

@@ -133,6 +133,45 @@ pub fn external_fd_of_handle(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
+/// Allocations of a pool have one fd. The program has asked for it by one of them: neither what the
+/// layer gives back of the others' handles nor a recall closes it.
+pub fn external_fd_of_pool(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    for is_exported_first in [true, false] {
+        let (memory, other) = (written(gpu, false)?, written(gpu, false)?);
+        let before = if is_exported_first { Some(gpu.get(other)?) } else { None };
+        let number = gpu.export_fd(memory)?;
+        let is_there = |what: &str| {
+            holds(is_open(number), || format!("fd {number} is closed after {what}"))?;
+            same("asked for again", gpu.export_fd(memory)?, number)
+        };
+        let theirs = before.map_or_else(|| gpu.get(other), Ok)?;
+        is_there("an export of the other")?;
+        let ours = gpu.get(memory)?;
+        for (of, handle) in [(other, theirs), (memory, ours), (other, theirs)] {
+            broker::evict_all()?;
+            peer.tell_with(Order::Open, 0, 0, handle, None)??;
+            is_there("a recall")?;
+            both_ways(gpu, &peer, of)?;
+            peer.tell(Order::Close, 0, 0)??;
+        }
+        // SAFETY: the driver's fd, which the handle keeps open.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        peer.tell_with(Order::OpenMoved, 0, 0, ours, Some(fd))??;
+        both_ways(gpu, &peer, memory)?;
+        peer.tell(Order::Close, 0, 0)??;
+        put_if_there(gpu, theirs)?;
+        is_there("a Put of the other")?;
+        put_if_there(gpu, ours)?;
+        gpu.free(other)?;
+        peer.tell_with(Order::Open, 0, 0, ours, None)??;
+        both_ways(gpu, &peer, memory)?;
+        peer.tell(Order::Close, 0, 0)??;
+        gpu.free(memory)?;
+    }
+    peer.finish()
+}
+
 /// From a handle to its fd and back.
 pub fn handle_of_fd(gpu: &Gpu) -> Outcome {
     let memory = written(gpu, false)?;
