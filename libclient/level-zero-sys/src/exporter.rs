@@ -19,8 +19,8 @@ const TYPES: u32 = 8;
 
 /// A handle that this process has just got from the driver, for others to put an fd of their own
 /// into: without the pid. With one, drivers of 26.09 to 26.17 take the fd for the exporter's and
-/// fetch what has that number there, which is something else. Later ones do so where the fd's number
-/// happens to be the exporter's: its copy becomes one that no process has open.
+/// fetch what has that number there, which is something else. Later ones do so where the fd has
+/// the exporter's number: its copy becomes one that no process has open.
 pub fn without_exporter(mut handle: [u8; SIZE]) -> [u8; SIZE] {
     let pid = std::process::id();
     let has_copy = handle[FD_COPY] == handle[FD];
