@@ -318,6 +318,43 @@ static void a_group_started_tells_and_is_sealed_again_when_its_name_is_free(void
   EVENTUALLY(ledger(&broker, "allocations") == 0);
 }
 
+static void a_group_closed_while_its_seal_is_under_way_ends_with_that(void) {
+  fdbroker_t *maker = open_at(&broker);
+  fdbroker_new_object_t object = new_object("closed", 1);
+  for (int is_cancelled = 0; is_cancelled < 2; is_cancelled++) {
+    fdbroker_object_group_t *group;
+    fdbroker_request_t *request;
+    uint64_t version = 0;
+    OK(fdbroker_object_create(maker, 1, &object, NULL, SOON, &group));
+    OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+    OK(fdbroker_object_close(group));
+    if (is_cancelled) {
+      OK(fdbroker_request_cancel(request));
+    } else {
+      OK(sealed(request, &version));
+      CHECK(version > 0);
+      OK(fdbroker_object_delete(maker, 1, &object.name, NULL, 0, SOON, NULL));
+    }
+  }
+  /* The one that was cancelled may have been sealed by then. */
+  fdbroker_object_delete(maker, 1, &object.name, NULL, 0, SOON, NULL);
+  /* Refused, it comes back, and nobody has it. */
+  fdbroker_new_object_t first = bytes_object("closed/expects", "first");
+  fdbroker_object_options_t replace = with_flags(FDBROKER_OBJECT_REPLACE);
+  fdbroker_object_group_t *group;
+  fdbroker_request_t *request;
+  object = new_object("closed/expects", 1);
+  object.flags = FDBROKER_OBJECT_EXPECT;
+  OK(fdbroker_object_create(maker, 1, &object, NULL, SOON, &group));
+  OK(fdbroker_object_put(maker, 1, &first, &replace, SOON, NULL));
+  OK(fdbroker_object_seal_start(group, 0, NULL, SOON, &request));
+  OK(fdbroker_object_close(group));
+  CODE(FDBROKER_VERSION, sealed(request, NULL));
+  OK(fdbroker_object_delete(maker, 1, &first.name, NULL, 0, SOON, NULL));
+  EVENTUALLY(ledger(&broker, "allocations") == 0);
+  OK(fdbroker_close(maker));
+}
+
 static void objects_are_put_without_blocking(void) {
   fdbroker_t *maker = open_at(&broker), *reader = open_at(&broker);
   fdbroker_new_object_t objects[2] = {bytes_object("put/a", "abc"), new_object("put/none", 0)};
@@ -533,7 +570,7 @@ static void wrong_arguments_are_refused(void) {
   options.fd = -1;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_create(context, 1, &object, &options, SOON, &group));
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_put(context, 1, &object, NULL, SOON, NULL));
-  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_get(context, 1, &name, NULL, SOON, &got));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_object_get(context, 1, &name, NULL, SOON, &got));
   CODE(FDBROKER_BAD_HANDLE, fdbroker_object_get(context, 1, &wide, NULL, SOON, &got));
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_get(context, 1, NULL, NULL, SOON, &got));
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_seal(NULL, SOON, NULL));
@@ -558,6 +595,7 @@ int main(void) {
   RUN(a_group_is_begun_and_sealed_without_blocking);
   RUN(so_it_is_in_dispatch_mode);
   RUN(a_group_started_tells_and_is_sealed_again_when_its_name_is_free);
+  RUN(a_group_closed_while_its_seal_is_under_way_ends_with_that);
   RUN(objects_are_put_without_blocking);
   RUN(groups_cancelled_leave_nothing);
   RUN(memory_that_is_mapped_is_busy_and_can_be_sealed_later);

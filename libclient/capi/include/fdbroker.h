@@ -1186,7 +1186,8 @@ fdbroker_code_t fdbroker_object_seal(fdbroker_object_group_t *group, uint32_t de
 fdbroker_code_t fdbroker_object_seal_after(fdbroker_object_group_t *group, uint32_t what, void *work,
     uint32_t deadline_ms, uint64_t *version);
 
-/* Gives a group back: one that is not sealed is given up, and nothing of it is charged any more.
+/* Gives a group back: one that is not sealed is given up, and nothing of it is charged any more. A
+ * seal that was started goes on; it is given up by fdbroker_request_cancel(), or when it fails.
  * Never waits; also inside a callback. NULL: does nothing. Must come before fdbroker_close(). */
 fdbroker_code_t fdbroker_object_close(fdbroker_object_group_t *group);
 
@@ -1292,7 +1293,8 @@ fdbroker_code_t fdbroker_object_metadata(fdbroker_t *broker, const char *name, u
  * in it or not. deadline_ms is for all pages. To be given back by fdbroker_object_list_close().
  * flags: FDBROKER_OBJECT_JOB or 0. On failure *list is NULL.
  *
- * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_BAD_HANDLE (the prefix is not
+ * UTF-8), FDBROKER_INVALID_ARGUMENT.
  * fdbroker_object_list_next() answers all others. */
 fdbroker_code_t fdbroker_object_list(fdbroker_t *broker, const char *prefix, uint32_t flags,
     uint32_t deadline_ms, fdbroker_object_list_t **list);
@@ -1313,8 +1315,9 @@ fdbroker_code_t fdbroker_object_list_close(fdbroker_object_list_t *list);
  * there is no broker: FDBROKER_WATCH_LOST says so. To be given back by
  * fdbroker_object_watch_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *watch is NULL.
  *
- * Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_TIMED_OUT,
- * FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+ * Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (the prefix is not
+ * UTF-8), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+ * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_object_watch(fdbroker_t *broker, const char *prefix, uint32_t flags,
     uint32_t deadline_ms, fdbroker_object_watch_t **watch);
 
@@ -1425,7 +1428,7 @@ fdbroker_code_t fdbroker_object_get_start(fdbroker_t *broker, size_t count, cons
 fdbroker_code_t fdbroker_object_get_test(fdbroker_request_t *request, fdbroker_object_t *objects);
 
 /* From now on a request tells due this token when there is something to test: an answer has come,
- * or the connection has ended.
+ * a place for its message is free, or the connection has ended.
  *
  * Errors: FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_request_tell(fdbroker_request_t *request, fdbroker_due_t *due, uint64_t token);
@@ -1461,8 +1464,8 @@ fdbroker_code_t fdbroker_object_create_test(fdbroker_request_t *request, fdbroke
 /* Starts to seal a group, without waiting for the broker: as fdbroker_object_seal() (what is 0),
  * or as fdbroker_object_seal_after(). Otherwise as fdbroker_acquire_start();
  * fdbroker_object_seal_test() makes progress. Memory is sealed inside this call, which waits for
- * a device's work and a child that begins as those do. Until the request has ended nothing else
- * may be done with the group; after fdbroker_request_cancel() it can only be closed.
+ * a device's work and a child that begins as those do. Until the request has ended, and after
+ * fdbroker_request_cancel(), the group can only be closed: all else is FDBROKER_ABORTED.
  *
  * Errors: FDBROKER_SEALED_BUSY (the group is as before), FDBROKER_SEALED, FDBROKER_ABORTED,
  * FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT.

@@ -13,6 +13,7 @@ use crate::objects::{
     fdbroker_new_object_t, fdbroker_object_options_t, objects_of, options_of,
 };
 use crate::sized::{Input, place, slice_mut, take_back};
+use fdbroker_client::layer::lock;
 use fdbroker_client::{
     Deadline, Error, ErrorCode, Group, MakersWork, NewObject, ObjectOptions, Objects, Place,
     PutObject, SealError,
@@ -20,6 +21,7 @@ use fdbroker_client::{
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
+use std::sync::{Arc, Mutex};
 
 /// All that was put into this stream or queue before (CUstream, ze_command_queue_handle_t).
 pub const FDBROKER_WORK_STREAM: u32 = 1;
@@ -29,9 +31,13 @@ pub const FDBROKER_WORK_EVENT: u32 = 2;
 /// A group of objects in the making. Only one thread at a time may use it.
 pub struct fdbroker_object_group_t {
     state: State,
+    started: Started,
 }
 
-enum State {
+/// Where a started seal puts what becomes of its group, which may be given back before.
+pub(crate) type Started = Arc<Mutex<Option<State>>>;
+
+pub(crate) enum State {
     Making(Box<Group>),
     Sealed,
     /// A seal has failed for good.
@@ -55,15 +61,16 @@ unsafe fn making<'a>(
     what: &str,
 ) -> Result<&'a mut Group, Failure> {
     // SAFETY: the caller's promise.
-    match unsafe { group.as_mut() } {
-        None => Err(Failure::argument("group is NULL")),
-        Some(fdbroker_object_group_t { state: State::Making(group) }) => Ok(group),
-        Some(fdbroker_object_group_t { state: State::Sealed }) => {
-            Err(Failure::new(ErrorCode::Sealed, format!("{what} a group")))
-        }
-        Some(fdbroker_object_group_t { state: State::Lost }) => {
-            Err(Failure::new(ErrorCode::Aborted, format!("{what} a group")))
-        }
+    let Some(this) = (unsafe { group.as_mut() }) else {
+        return Err(Failure::argument("group is NULL"));
+    };
+    if let Some(state) = lock(&this.started).take() {
+        this.state = state;
+    }
+    match &mut this.state {
+        State::Making(group) => Ok(group),
+        State::Sealed => Err(Failure::new(ErrorCode::Sealed, format!("{what} a group"))),
+        State::Lost => Err(Failure::new(ErrorCode::Aborted, format!("{what} a group"))),
     }
 }
 
@@ -88,14 +95,24 @@ impl fdbroker_object_group_t {
     /// For the caller to give back.
     pub(crate) fn boxed(group: Group) -> *mut Self {
         let state = State::Making(Box::new(group));
-        Box::into_raw(Box::new(fdbroker_object_group_t { state }))
+        Box::into_raw(Box::new(fdbroker_object_group_t { state, started: Arc::default() }))
     }
 
+    /// For a seal that starts: where it puts what becomes of it.
+    pub(crate) fn start<T>(
+        &mut self,
+        outcome: Result<T, SealError>,
+    ) -> Result<(T, Started), Error> {
+        Ok((self.state.take_back(outcome)?, Arc::clone(&self.started)))
+    }
+}
+
+impl State {
     /// Takes back a group that can be sealed again.
-    pub(crate) fn started<T>(&mut self, outcome: Result<T, SealError>) -> Result<T, Error> {
+    fn take_back<T>(&mut self, outcome: Result<T, SealError>) -> Result<T, Error> {
         outcome.map_err(|SealError { error, group, .. }| {
             if let Some(group) = group {
-                self.state = State::Making(group);
+                *self = State::Making(group);
             }
             error
         })
@@ -107,8 +124,8 @@ impl fdbroker_object_group_t {
         version: Option<&mut u64>,
         outcome: Result<u64, SealError>,
     ) -> Result<(), Failure> {
-        let sealed = self.started(outcome)?;
-        self.state = State::Sealed;
+        let sealed = self.take_back(outcome)?;
+        *self = State::Sealed;
         version.into_iter().for_each(|out| *out = sealed);
         Ok(())
     }
@@ -361,7 +378,7 @@ unsafe fn seal(
     // SAFETY: the caller's promise.
     let ((this, making), out) = unsafe { (taken(group)?, version.as_mut()) };
     let deadline = Deadline::from_ms(deadline_ms);
-    this.sealed(
+    this.state.sealed(
         out,
         match work {
             None => making.seal(deadline),
@@ -371,7 +388,8 @@ unsafe fn seal(
     )
 }
 
-/// Gives a group back: one that is not sealed is given up, and nothing of it is charged any more.
+/// Gives a group back: one that is not sealed is given up, and nothing of it is charged any more. A
+/// seal that was started goes on; it is given up by fdbroker_request_cancel(), or when it fails.
 /// Never waits; also inside a callback. NULL: does nothing. Must come before fdbroker_close().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_close(

@@ -177,7 +177,8 @@ pub struct fdbroker_object_list_t {
 /// in it or not. deadline_ms is for all pages. To be given back by fdbroker_object_list_close().
 /// flags: FDBROKER_OBJECT_JOB or 0. On failure *list is NULL.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_BAD_HANDLE (the prefix is not
+/// UTF-8), FDBROKER_INVALID_ARGUMENT.
 /// fdbroker_object_list_next() answers all others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_list(

@@ -5,13 +5,15 @@ use crate::context::fdbroker_t;
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
-use crate::object_make::{creating, fdbroker_object_group_t, putting, taken, work_of};
+use crate::object_make::{State, creating, fdbroker_object_group_t, putting, taken, work_of};
 use crate::objects::{fdbroker_new_object_t, fdbroker_object_options_t};
 use crate::request::{What, end, fdbroker_request_t, look, under_way};
 use crate::sized::place;
 use fdbroker_client::Deadline;
+use fdbroker_client::layer::lock;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Arc;
 
 /// Starts to begin a group, without waiting for the broker; arguments as for
 /// fdbroker_object_create(). Otherwise as fdbroker_acquire_start(); fdbroker_object_create_test()
@@ -71,8 +73,8 @@ pub unsafe extern "C" fn fdbroker_object_create_test(
 /// Starts to seal a group, without waiting for the broker: as fdbroker_object_seal() (what is 0),
 /// or as fdbroker_object_seal_after(). Otherwise as fdbroker_acquire_start();
 /// fdbroker_object_seal_test() makes progress. Memory is sealed inside this call, which waits for
-/// a device's work and a child that begins as those do. Until the request has ended nothing else
-/// may be done with the group; after fdbroker_request_cancel() it can only be closed.
+/// a device's work and a child that begins as those do. Until the request has ended, and after
+/// fdbroker_request_cancel(), the group can only be closed: all else is FDBROKER_ABORTED.
 ///
 /// Errors: FDBROKER_SEALED_BUSY (the group is as before), FDBROKER_SEALED, FDBROKER_ABORTED,
 /// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED, FDBROKER_INTERNAL, FDBROKER_INVALID_ARGUMENT.
@@ -92,12 +94,12 @@ pub unsafe extern "C" fn fdbroker_object_seal_start(
         // SAFETY: as above.
         let (this, making) = unsafe { taken(group) }?;
         let deadline = Deadline::from_ms(deadline_ms);
-        let started = this.started(match work {
+        let (started, outcome) = this.start(match work {
             None => making.seal_start(deadline),
             // SAFETY: the caller's handle, as the header states.
             Some(work) => unsafe { making.seal_after_start(work, deadline) },
         })?;
-        *out = fdbroker_request_t::boxed(1, What::Seal(Some(started), group));
+        *out = fdbroker_request_t::boxed(1, What::Seal(Some(started), outcome));
         Ok(())
     })
 }
@@ -116,20 +118,23 @@ pub unsafe extern "C" fn fdbroker_object_seal_test(
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
         let (this, out) = unsafe { (under_way(request)?, version.as_mut()) };
-        let What::Seal(seal, group) = &mut this.what else {
+        let What::Seal(seal, state) = &mut this.what else {
             let text = "request was not started by fdbroker_object_seal_start()";
             return Err(Failure::argument(text));
         };
-        let group = *group;
         let outcome = look(seal)?;
+        let state = Arc::clone(state);
         // SAFETY: made by fdbroker_object_seal_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         let outcome = outcome.map_err(|mut failure| {
             failure.error = end(failure.error);
             failure
         });
-        // SAFETY: the caller has not closed it, as the header states.
-        unsafe { &mut *group }.sealed(out, outcome)
+        let mut becomes = State::Lost;
+        let sealed = becomes.sealed(out, outcome);
+        // A group that was given back meanwhile goes with it.
+        *lock(&state) = Some(becomes);
+        sealed
     })
 }
 

@@ -56,8 +56,9 @@ pub struct fdbroker_object_watch_t {
 /// there is no broker: FDBROKER_WATCH_LOST says so. To be given back by
 /// fdbroker_object_watch_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *watch is NULL.
 ///
-/// Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_TIMED_OUT,
-/// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (the prefix is not
+/// UTF-8), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_watch(
     broker: *mut fdbroker_t,

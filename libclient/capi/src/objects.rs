@@ -6,7 +6,8 @@ use crate::failure::Failure;
 use crate::register::fdbroker_allocation_t;
 use crate::sized::{Growable, read, slice};
 use fdbroker_client::{
-    Deposit, NewObject, ObjectInfo, ObjectOptions, Objects, PutObject, Touch, cuda, level_zero,
+    Deposit, ErrorCode, NewObject, ObjectInfo, ObjectOptions, Objects, PutObject, Touch, cuda,
+    level_zero,
 };
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
@@ -378,7 +379,7 @@ pub(crate) unsafe fn name_of<'a>(name: *const c_char) -> Result<&'a str, Failure
     }
     // SAFETY: the caller's promise.
     let name = unsafe { CStr::from_ptr(name) };
-    name.to_str().map_err(|_| Failure::argument("a name is not UTF-8"))
+    name.to_str().map_err(|_| Failure::new(ErrorCode::BadHandle, "a name is not UTF-8"))
 }
 
 /// The caller's names.

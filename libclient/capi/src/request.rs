@@ -11,7 +11,7 @@ use crate::handle::{fdbroker_handle_t, many};
 use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
 use crate::object_get::{Taken, opening};
-use crate::object_make::fdbroker_object_group_t;
+use crate::object_make::Started;
 use crate::object_table::ObjectTable;
 use crate::objects::{
     FDBROKER_OBJECT_JOB, FDBROKER_OBJECT_NO_WAIT, fdbroker_object_options_t, fdbroker_object_t,
@@ -54,7 +54,7 @@ pub(crate) enum What {
     /// The same inside `fdbroker_object_create_test`.
     Create(Option<CreateRequest>),
     /// The same inside `fdbroker_object_seal_test`.
-    Seal(Option<SealRequest>, *mut fdbroker_object_group_t),
+    Seal(Option<SealRequest>, Started),
     /// The same inside `fdbroker_object_put_test`.
     Put(Option<PutRequest>),
 }
@@ -370,7 +370,7 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
 }
 
 /// From now on a request tells due this token when there is something to test: an answer has come,
-/// or the connection has ended.
+/// a place for its message is free, or the connection has ended.
 ///
 /// Errors: FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

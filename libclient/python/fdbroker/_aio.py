@@ -11,16 +11,19 @@ import functools
 import itertools
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional, TypeVar
+from typing import Any, Callable, Coroutine, Deque, Dict, Optional, Set, TypeVar, cast
 
 from . import _abi
 from ._context import Context, Lease, ms
 from ._errors import TimedOut, check
+from ._waits import raise_later
 
 _Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Coroutine[Any, Any, Any]])
 #: Threads of each kind.
 _THREADS = 4
 #: Requests that a loop has under way with one broker and that may wait there: it lets a connection wait for 64 answers
@@ -35,8 +38,8 @@ _lock = threading.Lock()
 
 
 def _forget() -> None:
-    global _lock, answers, calls
-    _lock, answers, calls = threading.Lock(), Threads(), Threads()
+    global _lock, answers, calls, waits
+    _lock, answers, calls, waits = threading.Lock(), Threads(), Threads(), Threads()
     _loops.clear()
 
 
@@ -98,8 +101,10 @@ def _serve(works: "queue.SimpleQueue[_Work]", idle: threading.Semaphore) -> None
 
 #: For the answers of requests, whose memory a driver may have to open, and what the broker answers at once.
 answers = Threads()
-#: For calls that copy and wait.
+#: For starts of requests: they copy, make memory or take it away, and wait for nobody. So a seal, which gives room, waits for no room.
 calls = Threads()
+#: For calls that wait for the broker or for an owner.
+waits = Threads()
 
 
 def clock(timeout: Optional[float]) -> Callable[[], float]:
@@ -109,11 +114,11 @@ def clock(timeout: Optional[float]) -> Callable[[], float]:
     return lambda: max(until - now(), 0.0)
 
 
-async def run(call: Callable[[float], _Result], timeout: Optional[float]) -> _Result:
+async def run(call: Callable[[float], _Result], timeout: Optional[float], threads: Optional[Threads] = None) -> _Result:
     """A call in a thread of the module's own, which is told how many seconds it has. When the awaiting task is cancelled, the call ends
-    where it waits, and what it still gives is closed. TimedOut where no thread was free in that time."""
+    where it waits, and what it still gives is closed. TimedOut where no thread was free in that time. `threads`: not those that wait."""
     left = clock(timeout)
-    return await _in_thread(calls, lambda: call(left()), left(), close_result)
+    return await _in_thread(threads or waits, lambda: call(left()), left(), close_result)
 
 
 async def _in_thread(
@@ -172,14 +177,14 @@ class Loop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         due = ctypes.c_void_p()
         check(_lib.fdbroker_due_open(ctypes.byref(due)))
-        weakref.finalize(self, _lib.fdbroker_due_close, due.value)
+        self._close = weakref.finalize(self, _lib.fdbroker_due_close, due.value)
         self.due = due
         self._loop = weakref.ref(loop)
         self._tokens = itertools.count(1)
         self._awaited: Dict[int, Callable[[], None]] = {}
-        self._fd = _lib.fdbroker_due_fd(due)
-        # The callback must not keep the loop alive.
-        loop.add_reader(self._fd, _wake, weakref.ref(self))
+        #: What tasks of the loop await of this package.
+        self.calls: "Set[Coroutine[Any, Any, Any]]" = set()
+        loop.add_reader(_lib.fdbroker_due_fd(due), _Reader(self))
         #: Of each connection: how many requests are under way, and who waits for a place.
         self.places: "weakref.WeakKeyDictionary[Context, Places]" = weakref.WeakKeyDictionary()
         self.short_places: "weakref.WeakKeyDictionary[Context, Places]" = weakref.WeakKeyDictionary()
@@ -213,11 +218,55 @@ class Loop:
             if act is not None:
                 act()
 
+    def end(self) -> None:
+        """The loop is closed: ends what was awaited in it, as its collection would, though the program may keep its tasks."""
+        loop = self._loop()
+        # Not in a forked child, whose calls are its parent's.
+        if loop is None or _loops.pop(loop, None) is not self:
+            return
+        while self.calls:
+            try:
+                self.calls.pop().close()
+            except BaseException as error:
+                # A signal handler has raised in the middle.
+                raise_later(error)
+        # What iterates in it is not kept by it.
+        self._awaited.clear()
+        self._close()
 
-def _wake(loop: "weakref.ref[Loop]") -> None:
-    found = loop()
-    if found is not None:
-        found.wake()
+
+class _Reader:
+    """What a loop calls when the fd rings. Nobody else has it: so it goes when the loop is closed."""
+
+    def __init__(self, here: Loop) -> None:
+        # It must not keep the loop alive.
+        self._here = weakref.ref(here)
+
+    def __call__(self) -> None:
+        found = self._here()
+        if found is not None:
+            found.wake()
+
+    def __del__(self, _sys: Any = sys) -> None:
+        found = self._here()
+        # Once the interpreter takes its modules down the process's end ends the rest.
+        if found is not None and _sys.meta_path is not None:
+            found.end()
+
+
+def awaited(call: _Call) -> _Call:
+    """For each method that is awaited: it ends with its loop, also with one that is closed meanwhile."""
+
+    @functools.wraps(call)
+    async def until_closed(*arguments: Any, **options: Any) -> Any:
+        here, under_way = running(), call(*arguments, **options)
+        here.calls.add(under_way)
+        try:
+            return await under_way
+        finally:
+            here.calls.discard(under_way)
+
+    return cast(_Call, until_closed)
 
 
 _loops: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Loop]" = weakref.WeakKeyDictionary()
@@ -230,9 +279,6 @@ def running() -> Loop:
     with _lock:
         found = _loops.get(loop)
         if found is None:
-            # What waited in a loop that is closed keeps it: nobody else would ever let it go.
-            for closed in [one for one in _loops if one.is_closed()]:
-                del _loops[closed]
             found = _loops[loop] = Loop(loop)
         return found
 
@@ -365,4 +411,4 @@ def _give_up(_owner: Lease, under_way: ctypes.c_void_p, _future: Any) -> None:
     _lib.fdbroker_request_cancel(under_way)
 
 
-__all__ = ["Loop", "Places", "answers", "calls", "clock", "close_result", "heard", "is_done", "places", "request", "run", "running", "short_places"]
+__all__ = ["Loop", "Places", "answers", "awaited", "calls", "clock", "close_result", "heard", "is_done", "places", "request", "run", "running", "short_places"]

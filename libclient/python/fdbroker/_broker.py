@@ -367,6 +367,7 @@ class Broker:
 
     # --- asyncio: a wait takes no thread, and a cancel ends it at once ---
 
+    @_aio.awaited
     async def aget(
         self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: Optional[float] = TIMEOUT_S
     ) -> Object:  # fmt: skip
@@ -377,6 +378,7 @@ class Broker:
         finally:
             context.give_back()
 
+    @_aio.awaited
     async def aopen(
         self, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike] = None, dtype: Any = "uint8", *,
         writable: bool = False, timeout: Optional[float] = TIMEOUT_S, device: Optional[str] = None,
@@ -391,6 +393,7 @@ class Broker:
         finally:
             context.give_back()
 
+    @_aio.awaited
     async def aput(
         self, name: str, value: Any, *, metadata: bytes = b"", expect: Optional[int] = None, timeout: Optional[float] = TIMEOUT_S, **options: Any
     ) -> int:  # fmt: skip
@@ -398,6 +401,7 @@ class Broker:
         at once; it may be put by then."""
         return await _objects.aput(self, name, value, metadata, _objects.to_make(**options), expect, timeout)
 
+    @_aio.awaited
     async def acreate(
         self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,
         expect: Optional[int] = None, timeout: Optional[float] = TIMEOUT_S, **options: Any,
@@ -408,6 +412,7 @@ class Broker:
         place = parse_device(device)
         return await _groups.acreate(self, lambda: _groups.Asked(objects, metadata, made, place, expect), timeout)
 
+    @_aio.awaited
     async def aempty(self, *arguments: Any, **options: Any) -> Buffer:
         """:meth:`empty`, awaited, in a thread of this package. What comes after a cancel is closed."""
         timeout = options.pop("timeout", TIMEOUT_S)

@@ -122,6 +122,7 @@ class Group:
             self._sealed()
         return version.value
 
+    @_aio.awaited
     async def aseal(self, *, stream: Optional[int] = None, timeout: Optional[float] = 5.0) -> int:
         """:meth:`seal`, awaited; a thread of this package takes the memory away. A cancel gives the group up, unless it is sealed by
         then."""
@@ -148,13 +149,13 @@ class Group:
         try:
             # The broker answers at once. Never behind those that wait for room, which may be what this one takes.
             await _aio.request(_aio.short_places(self._context), left, lease, start, test, start_in=_aio.calls)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self._lease = self._hold = None
             raise
         self._over()
         if self._sealed is not None:
             sealed = self._sealed
-            await _aio.run(lambda _: sealed(), left())
+            await _aio.run(lambda _: sealed(), left(), _aio.answers)
         return version.value
 
     def _over(self) -> None:

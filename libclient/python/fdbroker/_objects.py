@@ -359,7 +359,7 @@ async def aput(
     finally:
         context.give_back()
     if warns(broker, options):
-        await _aio.run(lambda _: warn_once(broker, options, name, left(), 3), left())
+        await _aio.run(lambda _: warn_once(broker, options, name, left(), 3), left(), _aio.answers)
     return version.value
 
 

@@ -44,6 +44,10 @@ class BrokerCase(unittest.TestCase):
         text = run_program(self.broker, "status", "--json")
         return json.loads(text)[name]["now"]
 
+    def is_empty(self):
+        """Whether the broker has nothing of anybody."""
+        return all(self.ledger(name) == 0 for name in ("allocations", "object_names", "held_fds", "parked_requests"))
+
     def eventually(self, condition):
         """One-way messages have no answer to wait for."""
         until = time.monotonic() + SOON_S

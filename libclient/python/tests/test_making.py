@@ -23,9 +23,6 @@ AT_ONCE_S = 0.1
 
 
 class Making(BrokerCase):
-    def is_empty(self):
-        return all(self.ledger(name) == 0 for name in ("allocations", "object_names", "held_fds", "parked_requests"))
-
     def test_group_when_created_filled_and_sealed_then_all_names_lead_to_it(self):
         async def main():
             group = await self.other.acreate({"g/a": (3, "uint8"), "g/b": ((2, 3), "float32")}, metadata={"g/a": b"own"})
@@ -299,11 +296,64 @@ class MakingInLittleRoom(BrokerCase):
 class MakingAtCaps(BrokerCase):
     options = {"max_fds": 24, "settings": {"limits.recall_timeout_ms": 600000}}
 
-    def test_creates_when_they_wait_for_room_then_threads_are_free_and_they_come_or_are_cancelled(self):
+    def fill(self):
+        """Takes all that the cap allows."""
         full = []
         with contextlib.suppress(fdbroker.NoQuota):
             while True:
                 full.append(self.broker.empty(4096, memory="isolated", timeout=0))
+        return full
+
+    def test_seal_when_empties_wait_for_room_then_it_does_not_wait_for_them(self):
+        async def main():
+            group = await self.other.acreate({"sealed": (1, "uint8")}, keep=60)
+            full = self.fill()
+            empties = [asyncio.ensure_future(self.other.aempty(1, memory="isolated", timeout=SOON_S)) for _ in range(4)]
+            await asyncio.sleep(0.3)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                version = await group.aseal(timeout=SOON_S)
+            self.assertFalse(any(task.done() for task in empties))
+            full.clear()
+            gc.collect()
+            await asyncio.gather(*empties)
+            return version
+
+        self.assertGreater(asyncio.run(main()), 0)
+
+    def test_loop_when_closed_with_calls_of_each_kind_pending_then_all_that_they_had_is_given_back(self):
+        group, full, tasks = self.other.create({"sealed": (1, "uint8")}), self.fill(), []
+        fds, loop = open_fds(), asyncio.new_event_loop()
+        loop.set_exception_handler(lambda *_: None)
+
+        async def begin():
+            for n in range(4):
+                calls = (
+                    self.other.aget(f"never/{n}", timeout=SOON_S), self.other.aput(f"put/{n}", b"x", timeout=SOON_S),
+                    self.other.aput(f"large/{n}", b"x" * 100000, timeout=SOON_S), self.other.acreate({f"c/{n}": (1, "uint8")}, timeout=SOON_S),
+                    self.other.aempty(1, memory="isolated", timeout=SOON_S),
+                )  # fmt: skip
+                tasks.extend(map(asyncio.ensure_future, calls))
+            await asyncio.sleep(0.3)
+            os.kill(self.broker.pid, signal.SIGSTOP)
+            tasks.append(asyncio.ensure_future(group.aseal(timeout=SOON_S)))
+            await asyncio.sleep(0.1)
+
+        try:
+            loop.run_until_complete(begin())
+            self.assertGreater(open_fds(), fds + 12)
+            loop.close()
+        finally:
+            os.kill(self.broker.pid, signal.SIGCONT)
+        # The program keeps its tasks.
+        self.assertEqual([task for task in tasks if task.done()], [])
+        full.clear()
+        self.other.delete_prefix("sealed")
+        self.eventually(self.is_empty)
+        self.eventually(lambda: open_fds() <= fds)
+
+    def test_creates_when_they_wait_for_room_then_threads_are_free_and_they_come_or_are_cancelled(self):
+        full = self.fill()
 
         async def main():
             creates = [self.other.acreate({f"room/{n}": (1, "uint8")}, timeout=SOON_S) for n in range(20)]

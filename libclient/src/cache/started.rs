@@ -8,12 +8,12 @@ use super::miss::Importer;
 use super::opened::NoOpener;
 use super::table::claims::Look;
 use super::table::close_all;
+use crate::books::due::Teller;
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::limits::AGAIN_FIRST;
 use crate::requests::acquiring::Acquiring;
 use crate::requests::started::{Exchange, Progress, Request, Work};
-use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
 use std::time::Instant;
 
@@ -119,8 +119,8 @@ impl<'a> Work for Importing<'a> {
         Some(self.outcomes.drain(..).map(outcome).collect())
     }
 
-    fn awaited(&self) -> Option<(&Connection, u64)> {
-        self.acquire.as_ref()?.awaited()
+    fn tell(&mut self, teller: &Teller) {
+        self.acquire.iter_mut().for_each(|acquire| acquire.tell(teller));
     }
 
     fn goes_on_at(&self) -> Instant {

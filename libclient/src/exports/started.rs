@@ -3,6 +3,7 @@
 
 use super::{Claim, Exports, Found};
 use crate::api::client::Client;
+use crate::books::due::Teller;
 use crate::books::spans::place_of;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, RegistrationRef};
@@ -11,7 +12,6 @@ use crate::limits::AGAIN_FIRST;
 use crate::own_fds::OwnFd;
 use crate::requests::registering::Registering;
 use crate::requests::started::{Exchange, Messages, Progress, Request, Work};
-use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -113,8 +113,8 @@ impl Work for Registers<'_> {
         }
     }
 
-    fn awaited(&self) -> Option<(&Connection, u64)> {
-        self.registering.awaited()
+    fn tell(&mut self, teller: &Teller) {
+        self.registering.tell(teller);
     }
 
     fn goes_on_at(&self) -> Instant {

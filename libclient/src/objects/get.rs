@@ -14,6 +14,7 @@ use crate::limits::METADATA_TRIES;
 use crate::requests::started::{Exchange, Messages, Progress, Request};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
+use fdbroker_protocol::Kind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,6 +145,10 @@ impl Messages for Getting {
 
     fn outcome(&mut self) -> Option<Self::Outcome> {
         self.outcome.take()
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::ObjectGet
     }
 
     fn send(&mut self) -> Result<Option<u64>, Error> {

@@ -12,8 +12,8 @@ use crate::requests::register::{Claimed, claim_start, look_for_credit};
 use crate::requests::started::{Exchange, Messages, Request};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::ObjectCreateHead;
+use fdbroker_protocol::{ErrorCode, Kind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -178,6 +178,13 @@ impl<T> Messages for Maker<T> {
     fn outcome(&mut self) -> Option<T> {
         let outcome = self.outcome.take()?;
         Some((self.done)(self.group.take()?, outcome))
+    }
+
+    fn kind(&self) -> Kind {
+        match self.next {
+            Next::Create { .. } => Kind::ObjectCreate,
+            Next::Add { .. } | Next::Seal => Kind::ObjectSeal,
+        }
     }
 
     /// If there are credit and room for it.

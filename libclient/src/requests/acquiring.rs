@@ -1,6 +1,7 @@
 //! Acquires under way that nobody waits for. Must never lose a grant: what is not handed over is
 //! given back.
 
+use crate::books::due::Teller;
 use crate::books::grant::Grant;
 use crate::books::lease::Lease;
 use crate::deadline::Deadline;
@@ -10,7 +11,7 @@ use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::requests::acquire::Wanted;
 use crate::requests::started::{Exchange, Messages, Progress, Request, Work};
 use crate::wire::connection::Connection;
-use fdbroker_protocol::Handle;
+use fdbroker_protocol::{Handle, Kind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,10 @@ impl Messages for Acquiring {
         (!self.wanted.choose(self.connection.facts.max_batch)).then_some(())
     }
 
+    fn kind(&self) -> Kind {
+        Kind::Acquire
+    }
+
     fn send(&mut self) -> Result<Option<u64>, Error> {
         if !self.wanted.choose(self.connection.facts.max_batch) {
             return Ok(None);
@@ -148,8 +153,8 @@ impl Work for Acquires {
         Some(arrived.drain(..).map(|(_, outcome)| outcome).collect())
     }
 
-    fn awaited(&self) -> Option<(&Connection, u64)> {
-        self.acquiring.awaited()
+    fn tell(&mut self, teller: &Teller) {
+        self.acquiring.tell(teller);
     }
 
     fn goes_on_at(&self) -> Instant {

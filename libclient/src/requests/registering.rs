@@ -11,7 +11,7 @@ use crate::limits::AGAIN_FIRST;
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{ErrorCode, Kind};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -116,6 +116,10 @@ impl Messages for Registering {
 
     fn outcome(&mut self) -> Option<()> {
         self.open.is_empty().then_some(())
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Register
     }
 
     fn send(&mut self) -> Result<Option<u64>, Error> {

@@ -6,6 +6,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::AGAIN_FIRST;
 use crate::wire::connection::Connection;
+use fdbroker_protocol::Kind;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +22,6 @@ use std::time::{Duration, Instant};
 pub struct Request<'a, T> {
     work: Box<dyn Work<Outcome = T> + 'a>,
     teller: Option<Teller>,
-    /// The message whose answer is told of.
-    told: Option<u64>,
 }
 
 /// How far a [`Request`] is: either still to be tested, or done and gone.
@@ -42,16 +41,16 @@ pub(crate) trait Work: Debug + Send {
     /// Does what can be done now; in dispatch mode that is to serve, too. Its outcome, once.
     fn advance(&mut self) -> Option<Self::Outcome>;
 
-    /// The message whose answer it waits for.
-    fn awaited(&self) -> Option<(&Connection, u64)>;
+    /// Has it tell when what it waits for has come. To be asked after each advance.
+    fn tell(&mut self, teller: &Teller);
 
-    /// When it goes on without an answer.
+    /// When it goes on without being told.
     fn goes_on_at(&self) -> Instant;
 }
 
 impl<'a, T> Request<'a, T> {
     pub(crate) fn of(work: impl Work<Outcome = T> + 'a) -> Self {
-        Request { work: Box::new(work), teller: None, told: None }
+        Request { work: Box::new(work), teller: None }
     }
 
     /// Does what can be done now, without waiting, and says how far it is; in dispatch mode it
@@ -60,17 +59,18 @@ impl<'a, T> Request<'a, T> {
         match self.work.advance() {
             Some(outcome) => Progress::Done(outcome),
             None => {
-                self.have_told();
+                self.teller.iter().for_each(|teller| self.work.tell(teller));
                 Progress::UnderWay(self)
             }
         }
     }
 
     /// From now on it tells `due` this token when there is something to test: an answer has come,
-    /// or the connection has ended. Test it as well when [`Request::due_within`] has passed.
+    /// a place for its message is free, or the connection has ended. Test it as well when
+    /// [`Request::due_within`] has passed.
     pub fn tell(&mut self, due: &Due, token: u64) {
-        (self.teller, self.told) = (Some(Teller::new(due, token)), None);
-        self.have_told();
+        let teller = self.teller.insert(Teller::new(due, token));
+        self.work.tell(teller);
     }
 
     /// When to test it though it has not told: a pause is over, or its deadline has come. To be
@@ -83,17 +83,6 @@ impl<'a, T> Request<'a, T> {
     /// Gives it up, like drop: the broker is told, and what it has got or still gets is given back.
     /// Never waits.
     pub fn cancel(self) {}
-
-    fn have_told(&mut self) {
-        let Some(teller) = &self.teller else { return };
-        match self.work.awaited() {
-            Some((connection, id)) if self.told != Some(id) => {
-                connection.tell(id, teller);
-                self.told = Some(id);
-            }
-            _ => {}
-        }
-    }
 }
 
 /// What is got by messages to the broker, one after the other.
@@ -109,7 +98,10 @@ pub(crate) trait Messages: Debug + Send {
     /// What it has come to; `None`: another message is to be sent.
     fn outcome(&mut self) -> Option<Self::Outcome>;
 
-    /// Sends that if it fits now; its id.
+    /// The kind of that message.
+    fn kind(&self) -> Kind;
+
+    /// Sends it if it fits now; its id.
     fn send(&mut self) -> Result<Option<u64>, Error>;
 
     /// Takes the answer to it if it has come.
@@ -125,6 +117,8 @@ pub(crate) trait Messages: Debug + Send {
 pub(crate) struct Exchange<M: Messages> {
     pub messages: M,
     step: Step,
+    /// Its turn among those that wait for a place, until its message is sent.
+    turn: Option<u64>,
 }
 
 /// What comes next.
@@ -132,13 +126,15 @@ pub(crate) struct Exchange<M: Messages> {
 enum Step {
     /// To send a message, but not before then.
     Send(Instant),
+    /// To send one that did not fit the last time. Whether it is told of a place.
+    SendAgain(bool),
     /// To look for the answer to the message with this id.
     Look(u64),
 }
 
 impl<M: Messages> Exchange<M> {
     pub fn new(messages: M) -> Self {
-        Exchange { messages, step: Step::Send(Instant::now()) }
+        Exchange { messages, step: Step::Send(Instant::now()), turn: None }
     }
 
     pub fn started(messages: M) -> Self {
@@ -159,12 +155,16 @@ impl<M: Messages> Exchange<M> {
         loop {
             let answered = match self.step {
                 Step::Send(not_before) if Instant::now() < not_before => return None,
-                Step::Send(_) => match self.messages.outcome() {
-                    None => match self.send().transpose()? {
-                        Ok(id) => {
+                Step::Send(_) | Step::SendAgain(_) => match self.messages.outcome() {
+                    None => match self.send() {
+                        Ok(Some(id)) => {
                             // The answer to a message just sent is never there yet.
                             self.step = Step::Look(id);
                             return None;
+                        }
+                        Ok(None) => {
+                            self.step = Step::SendAgain(false);
+                            return self.messages.outcome();
                         }
                         Err(error) => Err(error),
                     },
@@ -178,6 +178,20 @@ impl<M: Messages> Exchange<M> {
     }
 
     fn send(&mut self) -> Result<Option<u64>, Error> {
+        let sent = self.try_send();
+        if !matches!(sent, Ok(None)) {
+            self.leave_queue();
+        }
+        sent
+    }
+
+    fn leave_queue(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            self.messages.connection().leave_queue(turn);
+        }
+    }
+
+    fn try_send(&mut self) -> Result<Option<u64>, Error> {
         if let Some(id) = self.messages.send()? {
             return Ok(Some(id));
         }
@@ -200,25 +214,32 @@ impl<M: Messages> Work for Exchange<M> {
         self.go_on()
     }
 
-    fn awaited(&self) -> Option<(&Connection, u64)> {
-        match self.step {
-            Step::Send(_) => None,
-            Step::Look(id) => Some((self.messages.connection(), id)),
+    fn tell(&mut self, teller: &Teller) {
+        let Exchange { messages, step, turn } = self;
+        match step {
+            Step::Send(_) => {}
+            Step::SendAgain(is_told) => {
+                let kind = messages.kind();
+                *is_told = messages.connection().tell_of_place(kind, turn, teller);
+            }
+            Step::Look(id) => messages.connection().tell(*id, teller),
         }
     }
 
     fn goes_on_at(&self) -> Instant {
         match self.step {
             Step::Send(not_before) => not_before,
-            Step::Look(_) => self.messages.deadline().given_up_at(),
+            Step::SendAgain(false) => Instant::now(),
+            Step::SendAgain(true) | Step::Look(_) => self.messages.deadline().given_up_at(),
         }
     }
 }
 
 impl<M: Messages> Drop for Exchange<M> {
     fn drop(&mut self) {
-        if let Some((connection, id)) = self.awaited() {
-            connection.forget(id);
+        self.leave_queue();
+        if let Step::Look(id) = self.step {
+            self.messages.connection().forget(id);
         }
     }
 }

@@ -115,8 +115,40 @@ impl Connection {
 
     /// Has a started request tell of its reply, or of the end of the connection.
     pub fn tell(&self, id: u64, teller: &Teller) {
-        lock(&self.inbox).tell(id, teller);
-        self.common.wake.kick();
+        let is_new = lock(&self.inbox).tell(id, teller);
+        if is_new {
+            self.common.wake.kick();
+        }
+    }
+
+    /// Has a started request of this kind, which did not fit, tell when a place is free, or the
+    /// connection ends. `turn`: since when it waits for one. `false`: there are places.
+    pub fn tell_of_place(&self, kind: Kind, turn: &mut Option<u64>, teller: &Teller) -> bool {
+        if !self.is_usable() {
+            return false;
+        }
+        let (places, spare) = (self.facts.max_parked, self.spare(kind));
+        let mut inbox = lock(&self.inbox);
+        if inbox.dead || inbox.has_place(places, spare) {
+            return false;
+        }
+        let turn = *turn.get_or_insert_with(|| self.next_id.fetch_add(1, Ordering::Relaxed));
+        let is_first = inbox.queue(turn, spare, teller);
+        drop(inbox);
+        if is_first {
+            // From now on the library thread is to read the replies that free places.
+            self.common.wake.kick();
+        }
+        true
+    }
+
+    /// It waits for no place any more. Was it told of one that it has not taken, the next one is.
+    pub fn leave_queue(&self, turn: u64) {
+        if self.common.process.is_current() {
+            let mut inbox = lock(&self.inbox);
+            inbox.leave_queue(turn);
+            inbox.tell_queued(self.facts.max_parked);
+        }
     }
 
     /// As [`Connection::start`], of one that [`Connection::reply`] waits for later. Until then its
@@ -249,9 +281,7 @@ impl Connection {
         if inbox.dead {
             return Err(self.lost(call.what));
         }
-        // One given up on stays with the broker until it is answered: else a loop of starts and
-        // cancels would come to owe without a bound.
-        if inbox.len() + inbox.abandoned() + spare >= self.facts.max_parked {
+        if !inbox.has_place(self.facts.max_parked, spare) {
             return Ok(None);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

@@ -375,7 +375,7 @@ impl Connection {
         self.pass_on(&mut inbox);
     }
 
-    /// Sees to it that one of those that wait reads, and that one of those that queue asks.
+    /// Sees to it that one of those that wait reads, and that those that queue ask.
     pub(super) fn pass_on(&self, inbox: &mut Inbox) {
         if !inbox.reading && !inbox.wake_a_reader() && self.is_for_the_server(inbox) {
             self.common.wake.kick();
@@ -385,6 +385,7 @@ impl Connection {
         if inbox.queueing > 0 && may_go_on {
             self.room.notify_one();
         }
+        inbox.tell_queued(self.facts.max_parked);
     }
 
     /// Sends what is queued, without waiting. Unregisters gather while enough of them are under

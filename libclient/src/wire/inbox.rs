@@ -21,6 +21,8 @@ pub(crate) struct Inbox {
     owed: Vec<Owed>,
     /// Condition variables at rest, so that a request allocates none.
     idle: Vec<Arc<Condvar>>,
+    /// Those that wait for a place and for which no thread waits, in the order of their turns.
+    queued: Vec<Queued>,
     /// A thread has the reader's role.
     pub reading: bool,
     /// Threads waiting for a place among `waiting`.
@@ -42,6 +44,15 @@ struct Waiting {
     /// Its thread sleeps on `wake`. One that does not looks at the state itself before it sleeps.
     sleeps: bool,
     parcel: Option<Parcel>,
+}
+
+/// One that waits for a place.
+#[derive(Debug)]
+struct Queued {
+    turn: u64,
+    /// How many places it leaves.
+    spare: usize,
+    teller: Teller,
 }
 
 /// A reply read by one thread for another, its fds owned.
@@ -107,17 +118,53 @@ impl Inbox {
         self.waiting.push(Waiting { id, deposits, ends, wake, teller, sleeps, parcel });
     }
 
-    /// Has such a one tell of its reply; at once when it is not under way any more.
-    pub fn tell(&mut self, id: u64, teller: &Teller) {
-        match self.position(id) {
-            Some(at) => self.waiting[at].teller = Some(teller.clone()),
-            None => teller.tell(),
-        }
+    /// Has such a one tell of its reply; at once when it is not under way any more. Whether it is
+    /// the first time.
+    pub fn tell(&mut self, id: u64, teller: &Teller) -> bool {
+        let Some(at) = self.position(id) else {
+            teller.tell();
+            return false;
+        };
+        self.waiting[at].teller.replace(teller.clone()).is_none()
     }
 
-    /// Whether one is under way whose reply is to be told of.
+    /// Has one tell when there are more than `spare` free places. Whether it is the first that
+    /// waits so.
+    pub fn queue(&mut self, turn: u64, spare: usize, teller: &Teller) -> bool {
+        self.leave_queue(turn);
+        let at = self.queued.partition_point(|one| one.turn < turn);
+        self.queued.insert(at, Queued { turn, spare, teller: teller.clone() });
+        self.queued.len() == 1
+    }
+
+    pub fn leave_queue(&mut self, turn: u64) {
+        self.queued.retain(|one| one.turn != turn);
+    }
+
+    /// Whether more than `spare` of so many places are free. One given up on stays with the broker
+    /// until it is answered: else a loop of starts and cancels would come to owe without a bound.
+    pub fn has_place(&self, places: usize, spare: usize) -> bool {
+        self.len() + self.abandoned() + spare < places
+    }
+
+    /// Tells as many of those that wait for a place as there are free ones. One that is told and
+    /// does not take it keeps it from the next one no longer than until this is asked again.
+    pub fn tell_queued(&mut self, places: usize) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let mut taken = self.len() + self.abandoned();
+        let mut fits = |one: &mut Queued| {
+            let fits = taken + one.spare < places;
+            taken += usize::from(fits);
+            fits
+        };
+        self.queued.extract_if(.., |one| fits(one)).for_each(|one| one.teller.tell());
+    }
+
+    /// Whether one is under way whose reply, or whose place, is to be told of.
     pub fn has_told(&self) -> bool {
-        self.waiting.iter().any(|waiting| waiting.teller.is_some())
+        !self.queued.is_empty() || self.waiting.iter().any(|waiting| waiting.teller.is_some())
     }
 
     /// Whether such a one is under way.
@@ -231,6 +278,7 @@ impl Inbox {
     pub fn close(&mut self) {
         self.dead = true;
         self.owed.clear();
+        self.queued.drain(..).for_each(|one| one.teller.tell());
         for gone in self.waiting.extract_if(.., |waiting| waiting.parcel.is_none()) {
             gone.wake_sleeper();
             gone.teller.iter().for_each(Teller::tell);

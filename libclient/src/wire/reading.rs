@@ -114,6 +114,7 @@ impl Connection {
                 self.pass_on(&mut inbox);
             }
             Addressee::Late(owed) => {
+                self.pass_on(&mut inbox);
                 drop(inbox);
                 self.settle(owed.deposits, &message);
                 self.undo(&message, &owed)?;

@@ -2,13 +2,14 @@
 //! the way of a full cap, over the end of a broker.
 
 use crate::support::broker::{Broker, Setup};
-use crate::support::wait::{eventually, patience, soon};
+use crate::support::wait::{PATIENCE, eventually, patience, soon};
 use fdbroker_client::{
-    Client, CreateRequest, Deadline, Error, ErrorCode, NewObject, ObjectOptions, Objects, Place,
-    Progress, PutObject, PutRequest, Request,
+    Client, CreateRequest, Deadline, Due, Error, ErrorCode, NewObject, ObjectOptions, Objects,
+    Place, Progress, PutObject, PutRequest, Request,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::thread;
+use std::time::{Duration, Instant};
 
 fn start(objects: &Objects, name: &str, deadline: Deadline) -> Result<CreateRequest, Error> {
     let new = [NewObject::new(name, 100)];
@@ -180,5 +181,98 @@ fn put_when_more_wait_for_room_than_a_client_has_places_then_each_is_done() {
             }
         }
     }
+    eventually("nothing is left", || is_empty(&broker, &objects));
+}
+
+/// Requests in an event loop: each is tested when it has told, and when its time has come.
+struct Loop<'a, T> {
+    due: Due,
+    /// By their tokens, with that time.
+    open: BTreeMap<u64, (Request<'a, T>, Instant)>,
+    tests: usize,
+}
+
+impl<'a, T> Loop<'a, T> {
+    fn of(requests: impl Iterator<Item = Request<'a, T>>) -> Self {
+        let due = Due::new().expect("an fd");
+        let enter = |(token, mut request): (u64, Request<'a, T>)| {
+            request.tell(&due, token);
+            let at = Instant::now() + request.due_within();
+            (token, (request, at))
+        };
+        let open = (0..).zip(requests).map(enter).collect();
+        Loop { due, open, tests: 0 }
+    }
+
+    /// Tests those that are due; what has come of them.
+    fn turn(&mut self) -> Vec<(u64, T)> {
+        let now = Instant::now();
+        let late = self.open.iter().filter(|(_, (_, at))| *at <= now).map(|(token, _)| *token);
+        let mut tokens: Vec<u64> = late.collect();
+        tokens.extend(std::iter::from_fn(|| self.due.take()));
+        let mut outcomes = Vec::new();
+        for token in tokens {
+            let Some((request, _)) = self.open.remove(&token) else { continue };
+            self.tests += 1;
+            match request.test() {
+                Progress::UnderWay(request) => {
+                    let at = Instant::now() + request.due_within();
+                    self.open.insert(token, (request, at));
+                }
+                Progress::Done(outcome) => outcomes.push((token, outcome)),
+            }
+        }
+        outcomes
+    }
+
+    fn finish(&mut self, mut done: impl FnMut(u64, T)) {
+        let until = Instant::now() + PATIENCE;
+        while !self.open.is_empty() {
+            assert!(Instant::now() < until, "{} are still open", self.open.len());
+            self.turn().into_iter().for_each(|(token, outcome)| done(token, outcome));
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn get_when_more_wait_than_a_client_has_places_then_told_of_a_free_one_and_not_tested_before() {
+    const COUNT: usize = 250;
+    let broker = Broker::start();
+    let (client, maker) = (broker.client("reader"), broker.client("maker"));
+    let objects = client.objects();
+    let names: Vec<String> = (0..COUNT).map(|at| format!("get-{at}")).collect();
+    let start = |name: &String| objects.get_start(&[name], patience()).expect("it starts");
+    let mut waiting = Loop::of(names.iter().map(start));
+    // All have found that they wait, for an answer or for a place.
+    eventually("none is due soon", || {
+        assert!(waiting.turn().is_empty());
+        waiting.open.values().all(|(_, at)| *at > Instant::now() + Duration::from_secs(1))
+    });
+    assert!(waiting.tests <= COUNT, "{} tests", waiting.tests);
+    // Those that have places, and some that were told when these are gone: others get theirs.
+    for token in 0..100 {
+        waiting.open.remove(&token);
+    }
+    let put: Vec<_> = names.iter().map(|name| PutObject::new(name, b"bytes")).collect();
+    maker.objects().put_many(&put, ObjectOptions::default(), patience()).expect("there is room");
+    let mut got = 0;
+    waiting.finish(|_, outcome| got += outcome.expect("it is there").len());
+    assert_eq!(got, COUNT - 100);
+    assert!(waiting.tests <= 6 * COUNT, "{} tests", waiting.tests);
+}
+
+#[test]
+fn put_when_more_wait_for_room_than_a_client_has_places_then_each_is_told_of_its_place() {
+    const COUNT: u64 = 150;
+    let broker = Setup::new().max_fds(16).start();
+    let client = broker.client("maker");
+    let objects = client.objects();
+    let start = |at: u64| put(&objects, &format!("put-{at}"), b"bytes");
+    let mut waiting = Loop::of((0..COUNT).map(start));
+    waiting.finish(|token, outcome| {
+        outcome.expect("there will be room");
+        objects.delete(&format!("put-{token}"), None, patience()).expect("it is there");
+    });
     eventually("nothing is left", || is_empty(&broker, &objects));
 }
