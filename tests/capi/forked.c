@@ -3,7 +3,9 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <sched.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #define PAGE 4096u
@@ -213,10 +215,48 @@ static void a_child_of_vfork_that_execs_leaves_the_parent_as_it_was(void) {
   OK(fdbroker_close(context));
 }
 
+static void *opens(void *unused) {
+  /* Whoever runs beside it runs first, also in the middle of the call. */
+  setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), 19);
+  OK(fdbroker_close(open_at(&broker)));
+  return unused;
+}
+/* A process whose first call is under way in a thread forks: the child has the same first call before it. */
+static int forks_in_the_first_call(unsigned after_us) {
+  cpu_set_t first;
+  CPU_ZERO(&first);
+  CPU_SET(sched_getcpu(), &first);
+  MUST(sched_setaffinity(0, sizeof first, &first) == 0);
+  pthread_t thread;
+  MUST(pthread_create(&thread, NULL, opens, NULL) == 0);
+  usleep(after_us);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) {
+    alarm(20);
+    OK(fdbroker_close(open_at(&broker)));
+    _exit(bad_checks != 0);
+  }
+  CHECK(status_of(child) == 0);
+  MUST(pthread_join(thread, NULL) == 0);
+  return bad_checks != 0;
+}
+/* To be run before this process has called the library. */
+static void a_child_of_a_parent_in_its_first_call_opens_too(void) {
+  for (int round = 0; round < 2 * rounds; round++) {
+    fflush(stdout);
+    pid_t child = fork();
+    MUST(child >= 0);
+    if (child == 0) _exit(forks_in_the_first_call(round * 7 % 200));
+    CHECK(status_of(child) == 0);
+  }
+}
+
 int main(int argc, char **argv) {
   begin();
   if (argc > 1) rounds = atoi(argv[1]);
   broker_start(&broker, NULL);
+  RUN(a_child_of_a_parent_in_its_first_call_opens_too);
   RUN(children_of_a_parent_at_work_fail_cleanly_and_open_anew);
   RUN(a_child_that_execs_has_none_of_the_fds);
   RUN(a_child_without_handlers_is_recognised);

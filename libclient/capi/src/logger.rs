@@ -6,31 +6,31 @@ use crate::limits::LOG_LINE_BYTES;
 use fdbroker_scm::{know_stderr, write_stderr};
 use log::{LevelFilter, Log, Metadata, Record};
 use std::fmt::{self, Write};
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Installs the logger, once per process; stderr is what it is now.
+/// Installs the logger, once per process; stderr is what it is now. The first caller does it, and
+/// nobody waits for it: a child of fork(2) would for ever, for a thread that it does not have.
 pub(crate) fn install() {
-    static ONCE: Once = Once::new();
+    static IS_BEGUN: AtomicBool = AtomicBool::new(false);
     // Each time: a child may have another one, and open a context of its own.
     know_stderr();
-    ONCE.call_once(|| {
-        let asked = std::env::var("FDBROKER_LOG").unwrap_or_default();
-        let level = level_of(&asked);
-        if log::set_logger(&STDERR).is_err() {
-            // The Rust program around this library has a logger.
-            return;
-        }
-        log::set_max_level(level.unwrap_or(LevelFilter::Warn));
-        if level.is_none() {
-            log::warn!(
-                "FDBROKER_LOG={asked}: write error, warn, info, debug or off; it is warn now"
-            );
-        }
-    });
+    if IS_BEGUN.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let asked = std::env::var("FDBROKER_LOG").unwrap_or_default();
+    let level = level_of(&asked);
+    if log::set_logger(&STDERR).is_err() {
+        // The Rust program around this library has a logger.
+        return;
+    }
+    log::set_max_level(level.unwrap_or(LevelFilter::Warn));
+    if level.is_none() {
+        log::warn!("FDBROKER_LOG={asked}: write error, warn, info, debug or off; it is warn now");
+    }
 }
 
 /// The level of this name; `None`: there is no such level.
