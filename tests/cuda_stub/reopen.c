@@ -2,12 +2,17 @@
  * the layer may keep the fd for a moment, and nobody notices. usage: reopen [CASE...] */
 #include "shapes.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
+
 /* Numbers that a worker has, how often it opens each, and grants that are few beside as many openings. */
 #define DEPOSITS 12
 #define ROUNDS 167
 #define FEW (DEPOSITS * ROUNDS / 2)
 /* How often other cases open each. */
 #define TURNS 8
+/* Forks while threads fetch. */
+#define FORKS 400
 
 /* A second process opens what it is told, `seed` times each, and answers at once. */
 static void worker(void) {
@@ -143,6 +148,38 @@ static void fds_when_kept_are_neither_the_programs_nor_a_childs(void) {
   CHECK(COMES_TRUE(free_bytes() == before));
 }
 
+/* Threads fetch and close until they are told to end. */
+static Message fetched;
+static int has_ended;
+static void *fetches(void *unused) {
+  while (!__atomic_load_n(&has_ended, __ATOMIC_RELAXED))
+    for (unsigned at = 0; at < fetched.count; at++) close(fd_of(fetched.numbers[at]));
+  return unused;
+}
+/* What lies in the upper half of the table is the layer's own: kept at this moment, or about to be. What the broker has just sent lies below. */
+static void fds_when_kept_while_threads_fetch_are_no_childs(void) {
+  if (!is_layered()) return;
+  use_driver();
+  struct rlimit limit;
+  MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = 512;
+  MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  Buffer buffers[TURNS];
+  fetched = share(buffers, TURNS);
+  pthread_t threads[2];
+  for (int at = 0; at < 2; at++) MUST(pthread_create(&threads[at], NULL, fetches, NULL) == 0);
+  fflush(stdout);
+  for (int turn = 0; turn < FORKS; turn++) {
+    pid_t child = fork();
+    MUST(child >= 0);
+    if (child == 0) _exit(memory_fds_from(256));
+    CHECK(status_of(child) == 0);
+  }
+  __atomic_store_n(&has_ended, 1, __ATOMIC_RELAXED);
+  for (int at = 0; at < 2; at++) MUST(pthread_join(threads[at], NULL) == 0);
+  end(buffers, &fetched);
+}
+
 static const Row rows[] = {
     ROLE(worker),
     ROLE(stopped_worker),
@@ -150,6 +187,7 @@ static const Row rows[] = {
     CASE(memory_when_opened_again_and_freed_is_the_owners_at_once),
     CASE(consumer_when_stopped_keeps_little_of_what_is_freed),
     CASE(fds_when_kept_are_neither_the_programs_nor_a_childs),
+    CASE(fds_when_kept_while_threads_fetch_are_no_childs),
 };
 
 int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }

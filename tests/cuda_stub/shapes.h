@@ -177,7 +177,7 @@ static inline int open_fds(void) {
   return count;
 }
 /* Open fds of device memory in this process. */
-static inline int memory_fds(void) {
+static inline int memory_fds_from(int least) {
   int count = 0;
   DIR *dir = opendir("/proc/self/fd");
   const char *card = getenv("FDBROKER_CUDA_STUB_DIR");
@@ -185,11 +185,12 @@ static inline int memory_fds(void) {
   for (struct dirent *entry; (entry = readdir(dir));) {
     char link[300] = "";
     if (readlinkat(dirfd(dir), entry->d_name, link, sizeof link - 1) > 0 && strncmp(link, card, strlen(card)) == 0)
-      count += link[strlen(card)] == '/';
+      count += link[strlen(card)] == '/' && atoi(entry->d_name) >= least;
   }
   closedir(dir);
   return count;
 }
+static inline int memory_fds(void) { return memory_fds_from(0); }
 
 /* A number of the broker's status, as the command $LEDGER with this word prints it. */
 static inline long ledger(const char *word) {

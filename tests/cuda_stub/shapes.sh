@@ -111,7 +111,8 @@ layered "layer, few fds" --max-fds 24 -- "$work/by_value"
 check "layer, few fds: there were recalls" recalled
 layered "layer, few fds" --max-fds 24 -- "$work/by_message"
 layered "layer, few fds" --max-fds 24 -- "$work/reopen" memory_when_opened_again_and_freed_is_the_owners_at_once \
-  consumer_when_stopped_keeps_little_of_what_is_freed fds_when_kept_are_neither_the_programs_nor_a_childs
+  consumer_when_stopped_keeps_little_of_what_is_freed fds_when_kept_are_neither_the_programs_nor_a_childs \
+  fds_when_kept_while_threads_fetch_are_no_childs
 layered "layer, few fds" --max-fds 24 -- "$work/pressure" "$storm" "$children"
 check "layer, few fds, threads: there were recalls" recalled
 layered layer -- "$work/pressure" "$lowered"

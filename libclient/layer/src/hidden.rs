@@ -2,15 +2,55 @@
 //! Kept ones are duplicates, at high numbers, of fds that the program has closed. Must never leave
 //! one to a child, nor close what is not the layer's any more.
 
-use crate::limits::{HIGH_FD_MOST, KEPT_FDS};
+use crate::limits::{FORK_PATIENCE, HIGH_FD_MOST, KEPT_FDS};
 use fdbroker_scm::File;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::yield_now;
+use std::time::Instant;
 
 /// The hidden fds: a process in the upper half, an fd in the lower; 0: free.
 static HIDDEN: [AtomicU64; KEPT_FDS] = [const { AtomicU64::new(0) }; KEPT_FDS];
+
+/// Hidden fds that are open now and not listed; forks under way, for which nothing is hidden.
+static MOVES: AtomicU32 = AtomicU32::new(0);
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A hidden fd begins or ends: a child of this moment would have it, and not know it.
+struct Move;
+
+impl Move {
+    /// `None`: a fork is under way. Both sides say what they do before they look at the other.
+    fn begin() -> Option<Self> {
+        MOVES.fetch_add(1, Ordering::SeqCst);
+        let moves = Move;
+        (FORKS.load(Ordering::SeqCst) == 0).then_some(moves)
+    }
+
+    /// Once no fork is under way, or as if there were none after a while.
+    fn begin_late() -> Option<Self> {
+        let mut begun = Self::begin();
+        let since = Instant::now();
+        while begun.is_none() && since.elapsed() < FORK_PATIENCE {
+            yield_now();
+            begun = Self::begin();
+        }
+        begun
+    }
+}
+
+impl Drop for Move {
+    fn drop(&mut self) {
+        count_down(&MOVES);
+    }
+}
+
+/// A child has begun at 0.
+fn count_down(count: &AtomicU32) {
+    let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| count.checked_sub(1));
+}
 
 /// One of them. Closed by its drop, if its number still is what it was.
 #[derive(Debug)]
@@ -25,8 +65,10 @@ pub(crate) struct Hidden {
 pub(crate) fn begin() {
     static HAS_HANDLER: AtomicBool = AtomicBool::new(false);
     if !HAS_HANDLER.load(Ordering::Acquire) {
-        // SAFETY: the layer stays loaded; the handler makes system calls and atomic stores alone.
-        unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
+        // SAFETY: the layer stays loaded; the handlers make system calls and atomic stores alone.
+        unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(close_in_child));
+        }
         HAS_HANDLER.store(true, Ordering::Release);
     }
 }
@@ -47,11 +89,12 @@ pub(crate) fn list(room: &mut [RawFd]) -> usize {
 }
 
 /// Duplicates an fd that the program is about to close, and hides the duplicate. `None`: there is
-/// no room. No lock, no memory.
+/// no room, or a fork is under way. No lock, no memory.
 pub(crate) fn hide(fd: RawFd) -> Option<RawFd> {
     let place = HIDDEN.iter().find(|place| place.load(Ordering::Relaxed) == 0)?;
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let least = RawFd::try_from(soft / 2).unwrap_or(HIGH_FD_MOST).min(HIGH_FD_MOST);
+    let _move = Move::begin()?;
     // SAFETY: the caller's fd, which it closes after this.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let number = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(least)).ok()?;
@@ -114,6 +157,7 @@ impl Drop for Hidden {
         let is_own = |place: &AtomicU64| {
             place.compare_exchange(own, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
+        let _move = Move::begin_late();
         let is_ours = self.proved().is_some();
         // Out of the list first: what is there may not be closed. A child has none there.
         if HIDDEN.iter().any(is_own) && is_ours {
@@ -123,8 +167,23 @@ impl Drop for Hidden {
     }
 }
 
+/// Waits for those that begin or end, but not for a close that hangs.
+extern "C" fn before_fork() {
+    FORKS.fetch_add(1, Ordering::SeqCst);
+    let since = Instant::now();
+    while MOVES.load(Ordering::SeqCst) != 0 && since.elapsed() < FORK_PATIENCE {
+        yield_now();
+    }
+}
+
+extern "C" fn after_fork() {
+    count_down(&FORKS);
+}
+
 /// A child of fork(3) closes what its parent has hidden.
 extern "C" fn close_in_child() {
+    MOVES.store(0, Ordering::SeqCst);
+    FORKS.store(0, Ordering::SeqCst);
     for place in &HIDDEN {
         let value = place.swap(0, Ordering::AcqRel);
         if value != 0 {
