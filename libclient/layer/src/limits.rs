@@ -63,8 +63,8 @@ pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(1);
 pub(crate) const HIGH_FD_MOST: i32 = 4096;
 
 /// How long a fork and the begin or end of a kept fd wait for each other: that is two system calls,
-/// one of them the driver's close, 10 us. One that hangs must not hold up a fork; its child may have
-/// that fd then.
+/// one of them the driver's close, 10 us. One that hangs must not hold up a fork; its child may
+/// have that fd then.
 pub(crate) const FORK_PATIENCE: Duration = Duration::from_millis(5);
 
 /// How long an export waits for the broker, which answers within microseconds unless a cap is full.
