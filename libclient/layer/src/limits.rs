@@ -63,9 +63,10 @@ pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(1);
 pub(crate) const HIGH_FD_MOST: i32 = 4096;
 
 /// How long a fork and the begin or end of a kept fd wait for each other: that is two system calls,
-/// one of them the driver's close, 10 us. One that hangs must not hold up a fork; its child may
-/// have that fd then.
-pub(crate) const FORK_PATIENCE: Duration = Duration::from_millis(5);
+/// one of them the driver's close, 10 us, and a busy machine takes some tens of milliseconds to get
+/// to a thread in the middle of them. One that hangs must not hold up a fork for longer; its child
+/// may have that fd then.
+pub(crate) const FORK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How long an export waits for the broker, which answers within microseconds unless a cap is full.
 /// After that the program gets what the driver gives it, which serves it better than a longer wait.
