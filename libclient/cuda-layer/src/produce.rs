@@ -165,8 +165,8 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
     ))
 }
 
-/// Exports a pinned record's memory `now`, or makes what is to be made `of_early` where it was
-/// registered early; and does so for what comes next in the row. Ends the pin.
+/// Goes on in a row: takes the early registration of a pinned record, which `of_early` enters, or
+/// else exports and registers it by `now`; and registers early what comes next. Ends the pin.
 pub fn go_on<T>(
     client: &Client,
     Ahead { memory, early, is_in_row }: Ahead<EarlyRegistration>,

@@ -128,8 +128,7 @@ pub enum Begun<E> {
 pub struct Ahead<E> {
     pub memory: Pinned,
     pub early: Option<E>,
-    /// It is mapped where the export before ended, or was made after the block that was shared
-    /// before.
+    /// It comes right behind the last export: in addresses, or of blocks in the order of making.
     pub is_in_row: bool,
 }
 
@@ -548,7 +547,7 @@ impl<R, E, L> Records<R, E, L> {
         done
     }
 
-    /// Notes where an export's map ends, or which block it is; whether it comes behind that before.
+    /// Notes where an export's map ends, or which block it is. Whether the row goes on with it.
     fn go_on_from(&mut self, id: Id) -> bool {
         if self.is_block(id) {
             return self.row_block.replace(id).is_some_and(|last| last + 1 == id);

@@ -128,8 +128,7 @@ impl Inbox {
         self.waiting[at].teller.replace(teller.clone()).is_none()
     }
 
-    /// Has one tell when there are more than `spare` free places. Whether it is the first that
-    /// waits so.
+    /// Has one tell when more than `spare` places are free. Whether it is alone in the queue.
     pub fn queue(&mut self, turn: u64, spare: usize, teller: &Teller) -> bool {
         self.leave_queue(turn);
         let at = self.queued.partition_point(|one| one.turn < turn);
