@@ -7,7 +7,7 @@ use crate::interrupt::Condvar;
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub(crate) struct Inbox {
     owed: Vec<Owed>,
     /// Condition variables at rest, so that a request allocates none.
     idle: Vec<Arc<Condvar>>,
-    /// Those that wait for a place and for which no thread waits, in the order of their turns.
-    queued: Vec<Queued>,
+    /// Those that wait for a place and for which no thread waits, by their turns.
+    queued: BTreeMap<u64, Queued>,
     /// A thread has the reader's role.
     pub reading: bool,
     /// Threads waiting for a place among `waiting`.
@@ -49,7 +49,6 @@ struct Waiting {
 /// One that waits for a place.
 #[derive(Debug)]
 struct Queued {
-    turn: u64,
     /// How many places it leaves.
     spare: usize,
     teller: Teller,
@@ -130,14 +129,12 @@ impl Inbox {
 
     /// Has one tell when more than `spare` places are free. Whether it is alone in the queue.
     pub fn queue(&mut self, turn: u64, spare: usize, teller: &Teller) -> bool {
-        self.leave_queue(turn);
-        let at = self.queued.partition_point(|one| one.turn < turn);
-        self.queued.insert(at, Queued { turn, spare, teller: teller.clone() });
+        self.queued.insert(turn, Queued { spare, teller: teller.clone() });
         self.queued.len() == 1
     }
 
     pub fn leave_queue(&mut self, turn: u64) {
-        self.queued.retain(|one| one.turn != turn);
+        self.queued.remove(&turn);
     }
 
     /// Whether more than `spare` of so many places are free. One given up on stays with the broker
@@ -153,12 +150,17 @@ impl Inbox {
             return;
         }
         let mut taken = self.len() + self.abandoned();
-        let mut fits = |one: &mut Queued| {
-            let fits = taken + one.spare < places;
-            taken += usize::from(fits);
-            fits
-        };
-        self.queued.extract_if(.., |one| fits(one)).for_each(|one| one.teller.tell());
+        while taken < places
+            && let Some(turn) = self.first_that_fits(places - taken)
+            && let Some(first) = self.queued.remove(&turn)
+        {
+            first.teller.tell();
+            taken += 1;
+        }
+    }
+
+    fn first_that_fits(&self, free: usize) -> Option<u64> {
+        self.queued.iter().find(|(_, one)| one.spare < free).map(|(turn, _)| *turn)
     }
 
     /// Whether one is under way whose reply, or whose place, is to be told of.
@@ -277,7 +279,7 @@ impl Inbox {
     pub fn close(&mut self) {
         self.dead = true;
         self.owed.clear();
-        self.queued.drain(..).for_each(|one| one.teller.tell());
+        std::mem::take(&mut self.queued).into_values().for_each(|one| one.teller.tell());
         for gone in self.waiting.extract_if(.., |waiting| waiting.parcel.is_none()) {
             gone.wake_sleeper();
             gone.teller.iter().for_each(Teller::tell);
