@@ -3,7 +3,10 @@
 #include "shapes.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/time.h>
 
 /* Numbers that a worker has, how often it opens each, and grants that are few beside as many openings. */
 #define DEPOSITS 12
@@ -148,6 +151,89 @@ static void fds_when_kept_are_neither_the_programs_nor_a_childs(void) {
   CHECK(COMES_TRUE(free_bytes() == before));
 }
 
+/* What lies in the upper half of the table is the layer's own: kept at this moment, or about to be. What the broker has just sent lies below. */
+#define TABLE 512
+static void small_table(void) {
+  struct rlimit limit;
+  MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = TABLE;
+  MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+/* In a child that may not allocate: a thread that it does not have may hold the allocator's lock. Those of the library are no memory. */
+static int high_memory_fds(void) {
+  static char card[300];
+  int count = 0;
+  for (int fd = TABLE / 2; fd < TABLE; fd++) {
+    char path[40], link[300] = "";
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (card[0] == 0) strncpy(card, getenv("FDBROKER_CUDA_STUB_DIR"), sizeof card - 1);
+    count += readlink(path, link, sizeof link - 1) > 0 && strncmp(link, card, strlen(card)) == 0;
+  }
+  return count;
+}
+static int body(void *unused) {
+  (void)unused;
+  _exit(high_memory_fds());
+}
+/* Each way to a process with a copy of this one's fds: fork(2) of the C library tells of the child, the others do not. */
+static pid_t begin_child(int way) {
+  static _Alignas(16) char stack[64 << 10];
+  fflush(stdout);
+  if (way == 0) return fork();
+  if (way == 1) return _Fork();
+  if (way == 2) return clone(body, stack + sizeof stack, SIGCHLD, NULL);
+  if (way == 3) return (pid_t)syscall(SYS_clone, (long)SIGCHLD, 0L, 0L, 0L, 0L);
+  return (pid_t)syscall(SYS_fork);
+}
+static void fds_when_kept_are_no_childs_however_it_begins(void) {
+  if (!is_layered()) return;
+  use_driver();
+  small_table();
+  size_t before = whole_card();
+  Buffer buffer = new_buffer(7);
+  int number = export_of(buffer.handle), most = 0;
+  for (int turn = 0; turn < ROUNDS; turn++) {
+    CHECK(is_alive(number, 7));
+    most = high_memory_fds() > most ? high_memory_fds() : most;
+    pid_t child = begin_child(turn % 5);
+    MUST(child >= 0);
+    if (child == 0) _exit(high_memory_fds());
+    CHECK(status_of(child) == 0);
+  }
+  CHECK(most > 0);
+  CHECK(close(number) == 0);
+  free_buffer(buffer);
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+static volatile sig_atomic_t handled, handlers_fds;
+static void makes_a_child(int unused) {
+  (void)unused;
+  int error = errno;
+  pid_t child = _Fork();
+  if (child == 0) _exit(high_memory_fds());
+  handlers_fds += child < 0 ? 1 : status_of(child);
+  handled++;
+  errno = error;
+}
+/* It may interrupt the layer anywhere. */
+static void fds_when_kept_are_no_child_of_a_handlers(void) {
+  if (!is_layered()) return;
+  use_driver();
+  small_table();
+  Buffer buffers[TURNS];
+  Message message = share(buffers, TURNS);
+  struct sigaction action = {.sa_handler = makes_a_child, .sa_flags = SA_RESTART};
+  MUST(sigaction(SIGALRM, &action, NULL) == 0);
+  struct itimerval every = {{0, 2000}, {0, 2000}}, never = {{0, 0}, {0, 0}};
+  MUST(setitimer(ITIMER_REAL, &every, NULL) == 0);
+  while (handled < FORKS)
+    for (unsigned at = 0; at < TURNS; at++) close(fd_of(message.numbers[at]));
+  MUST(setitimer(ITIMER_REAL, &never, NULL) == 0);
+  CHECK(handlers_fds == 0);
+  end(buffers, &message);
+}
+
 /* Threads fetch and close until they are told to end. */
 static Message fetched;
 static int has_ended;
@@ -156,14 +242,10 @@ static void *fetches(void *unused) {
     for (unsigned at = 0; at < fetched.count; at++) close(fd_of(fetched.numbers[at]));
   return unused;
 }
-/* What lies in the upper half of the table is the layer's own: kept at this moment, or about to be. What the broker has just sent lies below. */
 static void fds_when_kept_while_threads_fetch_are_no_childs(void) {
   if (!is_layered()) return;
   use_driver();
-  struct rlimit limit;
-  MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  limit.rlim_cur = 512;
-  MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  small_table();
   Buffer buffers[TURNS];
   fetched = share(buffers, TURNS);
   pthread_t threads[2];
@@ -172,7 +254,7 @@ static void fds_when_kept_while_threads_fetch_are_no_childs(void) {
   for (int turn = 0; turn < FORKS; turn++) {
     pid_t child = fork();
     MUST(child >= 0);
-    if (child == 0) _exit(memory_fds_from(256));
+    if (child == 0) _exit(memory_fds_from(TABLE / 2));
     CHECK(status_of(child) == 0);
   }
   __atomic_store_n(&has_ended, 1, __ATOMIC_RELAXED);
@@ -187,6 +269,8 @@ static const Row rows[] = {
     CASE(memory_when_opened_again_and_freed_is_the_owners_at_once),
     CASE(consumer_when_stopped_keeps_little_of_what_is_freed),
     CASE(fds_when_kept_are_neither_the_programs_nor_a_childs),
+    CASE(fds_when_kept_are_no_childs_however_it_begins),
+    CASE(fds_when_kept_are_no_child_of_a_handlers),
     CASE(fds_when_kept_while_threads_fetch_are_no_childs),
 };
 

@@ -37,7 +37,7 @@ export FDBROKER=$target/fdbroker FDBROKER_LOG=error
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR LD_PRELOAD
 
 # What the layer puts before the C library, in the order of the alphabet; nothing else of it is to be seen.
-interposed='__fxstat __fxstat64 __poll_chk __ppoll_chk close close_range closefrom dup dup2 dup3 epoll_ctl fcntl fcntl64 fstat
+interposed='_Fork __fxstat __fxstat64 __poll_chk __ppoll_chk clone close close_range closefrom dup dup2 dup3 epoll_ctl fcntl fcntl64 fstat
   fstat64 ftruncate ftruncate64 ioctl lseek lseek64 mmap mmap64 pidfd_getfd pidfd_open pidfd_send_signal poll ppoll pread
   pread64 pwrite pwrite64 read sendmmsg sendmsg syscall waitid write'
 exported() { readelf -W --dyn-syms "$1" | awk '/ (GLOBAL|WEAK) / && !/ UND / { print $8 }' | sed 's/@.*//' | LC_ALL=C sort -u; }

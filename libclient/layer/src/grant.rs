@@ -65,6 +65,18 @@ impl<S: State> Source for Connection<S> {
         count + hidden::list(&mut fds[count..])
     }
 
+    fn before_fork(&self) {
+        hidden::before_fork();
+    }
+
+    fn after_fork(&self) {
+        hidden::after_fork();
+    }
+
+    fn begin_child(&self) {
+        hidden::close_in_child();
+    }
+
     fn has_used_driver(&self) -> bool {
         // Without a broker a process that cannot be seen stays unseen, as it is for the kernel.
         Connection::has_used_driver(self)

@@ -6,6 +6,7 @@ use crate::limits::{FORK_PATIENCE, HIGH_FD_MOST, KEPT_FDS};
 use fdbroker_scm::File;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::yield_now;
@@ -18,14 +19,18 @@ static HIDDEN: [AtomicU64; KEPT_FDS] = [const { AtomicU64::new(0) }; KEPT_FDS];
 static MOVES: AtomicU32 = AtomicU32::new(0);
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A hidden fd begins or ends: a child of this moment would have it, and not know it.
-struct Move;
+/// A hidden fd begins or ends: a child of this moment would have it, and not know it. No signal is
+/// handled meanwhile on this thread: a handler that forks would wait for what it has interrupted.
+struct Move {
+    /// Those that were blocked before.
+    blocked: Option<SigSet>,
+}
 
 impl Move {
     /// `None`: a fork is under way. Both sides say what they do before they look at the other.
     fn begin() -> Option<Self> {
+        let moves = Move { blocked: SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).ok() };
         MOVES.fetch_add(1, Ordering::SeqCst);
-        let moves = Move;
         (FORKS.load(Ordering::SeqCst) == 0).then_some(moves)
     }
 
@@ -44,6 +49,8 @@ impl Move {
 impl Drop for Move {
     fn drop(&mut self) {
         count_down(&MOVES);
+        // With those that the thread had before the call cannot fail.
+        let _ = self.blocked.map(|blocked| blocked.thread_set_mask());
     }
 }
 
@@ -168,7 +175,7 @@ impl Drop for Hidden {
 }
 
 /// Waits for those that begin or end, but not for a close that hangs.
-extern "C" fn before_fork() {
+pub(crate) extern "C" fn before_fork() {
     FORKS.fetch_add(1, Ordering::SeqCst);
     let since = Instant::now();
     while MOVES.load(Ordering::SeqCst) != 0 && since.elapsed() < FORK_PATIENCE {
@@ -176,12 +183,12 @@ extern "C" fn before_fork() {
     }
 }
 
-extern "C" fn after_fork() {
+pub(crate) extern "C" fn after_fork() {
     count_down(&FORKS);
 }
 
-/// A child of fork(3) closes what its parent has hidden.
-extern "C" fn close_in_child() {
+/// A child closes what its parent has hidden.
+pub(crate) extern "C" fn close_in_child() {
     MOVES.store(0, Ordering::SeqCst);
     FORKS.store(0, Ordering::SeqCst);
     for place in &HIDDEN {

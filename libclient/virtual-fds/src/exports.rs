@@ -2,7 +2,9 @@
 //! answers into errno. Must never be the only way for a number below 2^30: such a call does one
 //! compare and one look, and is made.
 
-use crate::calls::{close as closing, duplicate, memory, pidfd, poll as polling, refused, send};
+use crate::calls::{
+    child, close as closing, duplicate, memory, pidfd, poll as polling, refused, send,
+};
 use crate::{raw, syscall as by_number};
 use fdbroker_protocol::VirtualFd;
 use libc::{
@@ -114,6 +116,30 @@ refused! {
     fn pread64(into: *mut c_void, count: size_t, offset: off_t) = __pread64, SYS_pread64;
     fn pwrite(from: *const c_void, count: size_t, offset: off_t) = __pwrite64, SYS_pwrite64;
     fn pwrite64(from: *const c_void, count: size_t, offset: off_t) = __pwrite64, SYS_pwrite64;
+}
+
+/// # Safety
+/// That of _Fork(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> pid_t {
+    child::fork().unwrap_or_else(|errno| raw::to_c(raw::failed(errno)) as pid_t)
+}
+
+/// # Safety
+/// That of clone(2). The real one takes as many arguments as its flags ask for: those that were not
+/// passed are what the registers had.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    body: child::Body,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent_tid: *mut c_void,
+    tls: *mut c_void,
+    child_tid: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { child::clone(body, stack, flags, argument, [parent_tid, tls, child_tid]) }
 }
 
 /// # Safety

@@ -14,6 +14,7 @@
 //! | sendmsg, sendmmsg with SCM_RIGHTS | a real fd for the time of the call |
 //! | fstat, lseek, mmap, ioctl, poll, ppoll, fcntl F_GETFD, F_SETFD, F_GETFL | the same |
 //! | others | EBADF, and one line on stderr for each call |
+//! | _Fork, clone, and syscall(2) of fork, clone, clone3 | the source is told of the child |
 //!
 //! Duplicates of a granted fd share its lease, which ends with the last of them. An fd that is the
 //! layer's own cannot be closed by mistake: `close` and `dup2` onto it answer EBADF, `close_range`

@@ -73,6 +73,16 @@ pub trait Source: Send + Sync {
     /// Writes the fds for which `is_own` says yes, at most 80, and answers how many.
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize;
 
+    /// A child is about to begin that no handler of fork(3) is told of. This and the next two: no
+    /// lock, no memory.
+    fn before_fork(&self) {}
+
+    /// The parent goes on.
+    fn after_fork(&self) {}
+
+    /// In the child, which has a copy of its parent's memory and fds.
+    fn begin_child(&self) {}
+
     /// Whether this program has used the driver, and there is a broker. Only then may it ask for
     /// the fds of a process that it cannot see. May connect: never called in a child of vfork(2).
     fn has_used_driver(&self) -> bool;
@@ -245,6 +255,26 @@ pub fn end(number: VirtualFd) -> Result<(), Errno> {
     match inside(|| guarded(|| source.end(number))) {
         Err(Errno::EBADF) if process::is_child() => Ok(()),
         ended => ended,
+    }
+}
+
+/// Makes a child by a call that runs no handler of fork(3). `is_child` looks at its answer.
+pub fn forking<T>(call: impl FnOnce() -> T, is_child: impl FnOnce(&T) -> bool) -> T {
+    let source = SOURCE.get().filter(|_| process::owns_memory());
+    source.inspect(|source| source.before_fork());
+    let answer = call();
+    if is_child(&answer) {
+        begin_child();
+    } else {
+        source.inspect(|source| source.after_fork());
+    }
+    answer
+}
+
+/// In the child of such a call.
+pub fn begin_child() {
+    if let Some(source) = SOURCE.get().filter(|_| process::owns_memory()) {
+        source.begin_child();
     }
 }
 

@@ -1,7 +1,7 @@
 //! syscall(2): sends the calls that this crate knows to where their functions go. Must never change
 //! another call's arguments.
 
-use crate::calls::{close, duplicate, memory, pidfd, poll, refused, send};
+use crate::calls::{child, close, duplicate, memory, pidfd, poll, refused, send};
 use crate::limits::ARGUMENTS;
 use crate::raw;
 use libc::{c_int, c_long, c_uint, pid_t};
@@ -42,6 +42,9 @@ pub unsafe fn dispatch(number: c_long, args: [usize; ARGUMENTS]) -> isize {
                 memory::mmap(memory as RawFd, [address, length, access, flags, offset])
             }
             libc::SYS_ioctl => memory::ioctl(fd, second as u64, third),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_fork => child::by_number(number, args),
+            libc::SYS_clone | libc::SYS_clone3 => child::by_number(number, args),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_poll => polled(number, args),
             libc::SYS_ppoll => polled(number, args),

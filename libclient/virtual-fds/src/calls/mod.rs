@@ -2,6 +2,7 @@
 //! the kernel's: a value, or an errno negated. Must never hold more than one look for other fds:
 //! then comes the system call.
 
+pub mod child;
 pub mod close;
 pub mod duplicate;
 pub mod memory;
