@@ -72,7 +72,10 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
             ready_grant(grant, driver)
         }
         Err(error) if broker::is_absent(&error) => {
-            broker::say_absent(&error);
+            // With the program's fd nothing is lost.
+            if is_alone {
+                broker::say_absent(&error);
+            }
             as_the_driver_does(key)
         }
         Err(error) if key.has_programs_fd() && is_of_another_broker(&error) => {
