@@ -52,7 +52,8 @@ impl std::str::FromStr for AllocationId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parse = |part: &str| part.parse::<u32>().ok();
+        // Digits alone, as it is written: `+0.1` may be a name.
+        let parse = |part: &str| part.parse::<u32>().ok().filter(|_| !part.starts_with('+'));
         text.split_once('.')
             .and_then(|(slot, generation)| Some((parse(slot)?, parse(generation)?)))
             .map(|(slot, generation)| AllocationId { slot, generation })

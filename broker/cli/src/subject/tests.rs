@@ -41,6 +41,7 @@ fn subject_when_each_form_then_parsed() {
     }
     let id = AllocationId { slot: 12, generation: 3 };
     assert_eq!("12.3".parse(), Ok(Subject::Allocation(id)));
+    assert!("+12.3".parse::<Subject>().is_err(), "it may be a name");
     let fd = VirtualFd::new(1 << 30).expect("the first");
     assert_eq!("1073741824".parse(), Ok(Subject::VirtualFd(fd)));
     let hex = format!("46444248010300{}", "0".repeat(114));
