@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi, _aio, _gets, _groups, _objects, _opens
-from ._context import Context, Lease, free, ms, open_context, sweep
+from ._context import Context, Lease, free, ms, sweep
 from ._errors import Again, Closed, Error, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
@@ -548,7 +548,7 @@ def connect(
         options.cache_max_entries = cache_entries
     if cache_bytes is not None:
         options.cache_max_bytes = cache_bytes
-    context = open_context(options)
+    context = Context(options)
     context.socket = None if socket is None else os.fspath(socket)
     made = Broker(context)
     if start:

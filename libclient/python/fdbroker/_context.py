@@ -6,6 +6,7 @@ Must never close a connection whose memory somebody can still see, nor touch the
 import ctypes
 import itertools
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
@@ -31,10 +32,12 @@ def ms(timeout: Optional[float]) -> int:
 
 
 class Context:
-    """One ``fdbroker_t``, counted: by its Broker and by each piece of memory."""
+    """One ``fdbroker_t``, counted: by its Broker and by each piece of memory. Its end comes with the last of them, or with this object, where a
+    signal handler has raised in the midst of that."""
 
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
+    def __init__(self, options: _abi.Options) -> None:
+        """Connects."""
+        self._place = ctypes.c_void_p()
         self._users = 1
         self._lock = threading.Lock()
         self.pid = os.getpid()
@@ -44,11 +47,12 @@ class Context:
         self._news: Optional["News"] = None
         # What the end needs: modules may be gone when the interpreter ends.
         self._getpid, self._close = os.getpid, _abi.lib.fdbroker_close
+        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), ctypes.byref(self._place)))
 
     @property
     def pointer(self) -> int:
         """For calls. A user must be held meanwhile."""
-        return self._pointer
+        return self._place.value or 0
 
     def take(self) -> "Context":
         """One user more; Closed when there is none any more."""
@@ -74,7 +78,22 @@ class Context:
             self._users -= 1
             is_last = self._users == 0
         if is_last and (self._news is None or self._news.close()):
-            self._close(self._pointer)
+            self._end()
+
+    def _end(self) -> None:
+        # No call in between, at which a handler could raise.
+        pointer, self._place.value = self._place.value, None
+        if pointer:
+            self._close(pointer)
+
+    def __del__(self, _sys: Any = sys, later: Callable[[BaseException], None] = raise_later) -> None:
+        # The interpreter's end ends what is left then, and what a thread of notices has.
+        try:
+            is_whole = getattr(self, "_close", None) is not None and _sys.meta_path is not None
+            if is_whole and self._news is None and not self.is_forked():
+                self._end()
+        except BaseException as error:
+            later(error)
 
     def is_forked(self) -> bool:
         """Whether this process is a child of the one that connected."""
@@ -163,16 +182,3 @@ def sweep() -> None:
         if lease() is None and _unreleased.pop(number, None):
             release(context.pointer)
             context.give_back()
-
-
-def open_context(options: _abi.Options) -> Context:
-    """Connects."""
-    pointer = ctypes.c_void_p()
-    try:
-        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), ctypes.byref(pointer)))
-        assert pointer.value is not None, "FDBROKER_OK gives a context"
-        return Context(pointer.value)
-    except BaseException:
-        if pointer.value is not None:
-            _abi.lib.fdbroker_close(pointer)
-        raise

@@ -13,6 +13,7 @@ from ._context import Context, Lease, give_back, ms
 from ._errors import Again, NoQuota, OwnerSilent, TimedOut
 from ._handle import to_c
 from ._memory import View, layout
+from ._types import bytes_of
 
 #: Seconds that an open has at first, among many: what is there is open then. Others go on among those that wait.
 _SHORT_S = 0.1
@@ -31,7 +32,8 @@ def view(
 ) -> View:  # fmt: skip
     """What the program gets of an import."""
     sizes, element = layout(imported.size_bytes, shape, dtype)
-    made = View(context, lease, imported.ptr or 0, imported.size_bytes, sizes, element, device=place, writable=writable)
+    nbytes = imported.size_bytes if shape is None else bytes_of(sizes, element)
+    made = View(context, lease, imported.ptr or 0, nbytes, sizes, element, device=place, writable=writable)
     # A copy: the library zeroes the struct that is given back.
     made._import, made._handle = _abi.Import.from_buffer_copy(imported), bytes(handle)
     return made

@@ -123,8 +123,10 @@ def _rows(where: str, header: bytes, size: int) -> Tuple[List[_Tensor], Dict[str
         if row.begin != at:
             raise _wrong(where, f"the tensor {row.name!r} begins at byte {row.begin}, and the one before ends at {at}")
         at = row.end
-    if at != size:
-        raise _wrong(where, f"its tensors end at byte {at} of {size}; it was cut, or is still being written")
+    if at > size:
+        raise _wrong(where, f"its tensors end at byte {at}, and it has {size}; it was cut, or is still being written")
+    if at < size:
+        raise _wrong(where, f"its tensors end at byte {at}, and it has {size}; it is still being written, or something was added")
     return found, about
 
 

@@ -53,6 +53,13 @@ class References(BrokerCase):
             data = pickle.dumps(made)
             self.assertEqual([bytes(pickle.loads(data).memoryview()[:4]) for _ in range(count)], [b"five"] * count)
 
+    def test_memory_when_opened_with_its_shape_then_it_has_those_bytes_alone(self):
+        for content in (b"kept", b"", b"x" * 5000):
+            made = self.broker.array(content)
+            for opened in (pickle.loads(pickle.dumps(made)), self.broker.open(made.handle, made.shape, made.dtype)):
+                self.assertEqual((opened.nbytes, bytes(opened.memoryview())), (len(content), content))
+        self.assertEqual(self.broker.open(made.handle).nbytes, 8192)
+
     def test_reference_when_its_maker_lets_go_then_it_is_good_for_the_time_of_transit(self):
         fdbroker.set_transit(1.0)
         data = pickle.dumps(self.broker.array(b"kept"))

@@ -174,7 +174,7 @@ class Safetensors(BrokerCase):
             return lambda table: table[name].update(changes)
 
         self.refused(invalid, "it was cut", good, data=bytes(20))
-        self.refused(invalid, "it was cut", good, data=bytes(25))
+        self.refused(invalid, "something was added", good, data=bytes(25))
         self.refused(invalid, "begins at byte", good, change=entry("b", data_offsets=[20, 28]), data=bytes(28))
         self.refused(invalid, "begins at byte", good, change=entry("b", data_offsets=[8, 16]), data=bytes(16))
         self.refused(invalid, "need 16", good, change=entry("a", data_offsets=[0, 12]))

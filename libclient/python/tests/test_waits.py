@@ -129,6 +129,22 @@ class Signals(BrokerCase):
         self.assertEqual(ours.recv(10), bytes([signal.SIGUSR1]))
         self.assertEqual(signal.set_wakeup_fd(-1), theirs.fileno())
 
+    def test_connections_when_their_begin_and_end_are_stopped_then_none_is_left(self):
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+        # Python reports, and goes on, when a handler raises as the collector begins to give something back.
+        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = lambda _: None
+        fds, chance = open_fds(), random.Random(39)
+        for _ in range(300):
+            # Well after the signal, which may be one of those.
+            until = time.monotonic() + 0.02
+            with contextlib.suppress(Stopped):
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + chance.random() * 3e-3)
+                while time.monotonic() < until:
+                    fdbroker.connect(self.broker.socket).close()
+        gc.collect()
+        self.assertEqual(open_fds(), fds)
+
     def test_leases_when_a_thousand_calls_are_stopped_then_none_is_left(self):
         kept = self.broker.empty(1)
         handle_of_it = kept.handle
