@@ -72,8 +72,8 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
             ready_grant(grant, driver)
         }
         Err(error) if broker::is_absent(&error) => {
-            // With the program's fd nothing is lost.
-            if is_alone {
+            // With the program's own fd nothing is lost.
+            if !key.has_programs_fd() {
                 broker::say_absent(&error);
             }
             as_the_driver_does(key)

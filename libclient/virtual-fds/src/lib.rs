@@ -14,7 +14,9 @@
 //! | sendmsg, sendmmsg with SCM_RIGHTS | a real fd for the time of the call |
 //! | fstat, lseek, mmap, ioctl, poll, ppoll, fcntl F_GETFD, F_SETFD, F_GETFL | the same |
 //! | others | EBADF, and one line on stderr for each call |
-//! | _Fork, clone, and syscall(2) of fork, clone, clone3 | the source is told of the child |
+//!
+//! _Fork, clone, and syscall(2) of fork, clone and clone3 run no handler of fork(3): the source is
+//! told of the child.
 //!
 //! Duplicates of a granted fd share its lease, which ends with the last of them. An fd that is the
 //! layer's own cannot be closed by mistake: `close` and `dup2` onto it answer EBADF, `close_range`
@@ -51,4 +53,11 @@ mod table;
 pub use fdbroker_protocol::VirtualFd;
 pub use held::Lease;
 pub use limits::OWN_FDS_MOST;
-pub use source::{Granted, Source, end_kept_leases, end_leases, inside, install, lease_of, let_go};
+pub use source::{Granted, Source, end_kept_leases, end_leases, inside, lease_of, let_go};
+
+/// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which
+/// nobody has open. Returns `false` when there is a source already, which stays.
+pub fn install(source: &'static dyn Source) -> bool {
+    calls::child::look();
+    source::install(source)
+}

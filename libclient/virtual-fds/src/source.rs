@@ -99,8 +99,7 @@ const DEAL: &Deal = &Deal {
     tend: || SOURCE.get()?.tend(),
 };
 
-/// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which
-/// nobody has open. Returns `false` when there is a source already, which stays.
+/// As the crate's `install`.
 pub fn install(source: &'static dyn Source) -> bool {
     if std::env::var_os("FDBROKER_LOG").is_some_and(|level| level == "off") {
         say::be_quiet();

@@ -38,18 +38,25 @@ pub unsafe fn by_number(number: c_long, args: [usize; ARGUMENTS]) -> isize {
     if flags & SHARED != 0 || stack != 0 { call() } else { source::forking(call, |pid| *pid == 0) }
 }
 
+/// The C library's _Fork(3), which has no second name there; null: not looked for yet, or it has
+/// none (glibc has it from 2.34).
+static FORK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Looks for it. At the start: a signal's handler may call it, and the linker takes a lock.
+pub fn look() {
+    // SAFETY: a name that ends in 0.
+    FORK.store(unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Fork".as_ptr()) }, Ordering::Release);
+}
+
 /// _Fork(3).
 ///
 /// # Errors
-/// ENOSYS: this C library has none (glibc has it from 2.34).
+/// ENOSYS: this C library has none.
 pub fn fork() -> Result<pid_t, Errno> {
-    static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    let mut real = REAL.load(Ordering::Acquire);
-    if real.is_null() {
-        // SAFETY: a name that ends in 0.
-        real = unsafe { libc::dlsym(libc::RTLD_NEXT, c"_Fork".as_ptr()) };
-        REAL.store(real, Ordering::Release);
+    if FORK.load(Ordering::Acquire).is_null() {
+        look();
     }
+    let real = FORK.load(Ordering::Acquire);
     if real.is_null() {
         return Err(Errno::ENOSYS);
     }
@@ -75,7 +82,7 @@ pub unsafe fn clone(
     // On this stack, of which the child has a copy.
     let mut begun = (body, argument);
     let (body, argument): (Body, _) =
-        if is_shared { (body, argument) } else { (begin, (&raw mut begun).cast()) };
+        if is_shared { (body, argument) } else { (run_child, (&raw mut begun).cast()) };
     // SAFETY: the caller's promise.
     let call = || unsafe { __clone(body, stack, flags, argument, parent_tid, tls, child_tid) };
     if is_shared { call() } else { source::forking(call, |_| false) }
@@ -83,7 +90,7 @@ pub unsafe fn clone(
 
 /// # Safety
 /// `begun` is that of [`clone`].
-unsafe extern "C" fn begin(begun: *mut c_void) -> c_int {
+unsafe extern "C" fn run_child(begun: *mut c_void) -> c_int {
     source::begin_child();
     // SAFETY: the caller's promise; a pair of the parent's, in the child's copy of its stack.
     unsafe {
