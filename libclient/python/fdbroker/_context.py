@@ -9,11 +9,11 @@ import os
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Tuple
 
 from . import _abi
 from ._errors import Closed, check
-from ._waits import raise_later, wait
+from ._waits import raise_later, raise_what_came, wait
 
 if TYPE_CHECKING:
     from ._notices import News
@@ -32,12 +32,14 @@ def ms(timeout: Optional[float]) -> int:
 
 
 class Context:
-    """One ``fdbroker_t``, counted: by its Broker and by each piece of memory. Its end comes with the last of them, or with this object, where a
-    signal handler has raised in the midst of that."""
+    """One ``fdbroker_t``, counted: by its Broker and by each piece of memory. Its end comes with the last of them; with this object, where a
+    signal handler has raised in the midst of that; by :func:`sweep`, where one has raised as ``__del__`` begins."""
 
     def __init__(self, options: _abi.Options) -> None:
         """Connects."""
-        self._place = ctypes.c_void_p()
+        self._pointers = (ctypes.c_void_p * 1)()
+        # Each call of `next` is one step: between two, a handler may raise. It takes the pointer and closes it; the second does nothing.
+        self._closing = map(_abi.lib.fdbroker_close, iter(self._pointers))
         self._users = 1
         self._lock = threading.Lock()
         self.pid = os.getpid()
@@ -46,13 +48,15 @@ class Context:
         # What tells the program of the broker's notices, from the first time that it wants to know.
         self._news: Optional["News"] = None
         # What the end needs: modules may be gone when the interpreter ends.
-        self._getpid, self._close = os.getpid, _abi.lib.fdbroker_close
-        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), ctypes.byref(self._place)))
+        self._getpid = os.getpid
+        sweep()
+        _unclosed[next(_numbers)] = weakref.ref(self), self._closing
+        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), self._pointers))
 
     @property
     def pointer(self) -> int:
         """For calls. A user must be held meanwhile."""
-        return self._place.value or 0
+        return self._pointers[0] or 0
 
     def take(self) -> "Context":
         """One user more; Closed when there is none any more."""
@@ -69,7 +73,7 @@ class Context:
                 self._news = make(self)
             return self._news
 
-    def give_back(self) -> None:
+    def give_back(self, raise_what_came: Callable[[], None] = raise_what_came) -> None:
         """One user less; the last one closes the connection."""
         # In a forked child the lock may be held by a thread that is not here, and the connection is the parent's.
         if self.is_forked():
@@ -78,20 +82,15 @@ class Context:
             self._users -= 1
             is_last = self._users == 0
         if is_last and (self._news is None or self._news.close()):
-            self._end()
-
-    def _end(self) -> None:
-        # No call in between, at which a handler could raise.
-        pointer, self._place.value = self._place.value, None
-        if pointer:
-            self._close(pointer)
+            next(self._closing, None)
+            raise_what_came()
 
     def __del__(self, _sys: Any = sys, later: Callable[[BaseException], None] = raise_later) -> None:
         # The interpreter's end ends what is left then, and what a thread of notices has.
         try:
-            is_whole = getattr(self, "_close", None) is not None and _sys.meta_path is not None
+            is_whole = getattr(self, "_getpid", None) is not None and _sys.meta_path is not None
             if is_whole and self._news is None and not self.is_forked():
-                self._end()
+                next(self._closing, None)
         except BaseException as error:
             later(error)
 
@@ -135,7 +134,7 @@ class Lease:
         if self._number % _SWEEP_EVERY == 0:
             sweep()
 
-    def end(self) -> None:
+    def end(self, raise_what_came: Callable[[], None] = raise_what_came) -> None:
         """Gives the memory back; a second call does nothing."""
         context = self._context
         if context is None or context.is_forked():
@@ -146,6 +145,7 @@ class Lease:
             # A signal handler has raised in the middle.
             self._end()
             raise
+        raise_what_came()
 
     def _end(self) -> None:
         with self._lock:
@@ -168,17 +168,24 @@ class Lease:
 
 #: Leases that nobody has ended yet: the lease, what releases it, its connection.
 _unreleased: "Dict[int, Tuple[weakref.ref[Lease], Callable[[int], object], Context]]" = {}
+#: Connections, and what closes each, once.
+_unclosed: "Dict[int, Tuple[weakref.ref[Context], Iterator[int]]]" = {}
 _numbers = itertools.count(1)
 #: Leases after which it looks for those that a handler kept from their end.
 _SWEEP_EVERY = 64
 os.register_at_fork(after_in_child=_unreleased.clear)
+os.register_at_fork(after_in_child=_unclosed.clear)
 
 
 def sweep() -> None:
-    """Ends the leases that are gone and were not ended."""
+    """Ends the leases and connections that are gone and were not ended."""
     # A copy: the collector may run in the loop, and what it ends leaves the dict. Not a list of its
     # items: to make one makes tuples, at which the collector may run, too.
     for number, (lease, release, context) in _unreleased.copy().items():
         if lease() is None and _unreleased.pop(number, None):
             release(context.pointer)
             context.give_back()
+    for number, (connection, closing) in _unclosed.copy().items():
+        if connection() is None:
+            next(closing, None)
+            _unclosed.pop(number, None)

@@ -6,6 +6,8 @@ Must never lose the exception of a handler, nor call Python in a thread that did
 
 import atexit
 import ctypes
+import functools
+import itertools
 import os
 import threading
 from typing import Any, Callable, Iterator, List
@@ -28,24 +30,28 @@ def raise_later(error: BaseException) -> None:
 
 def _looks() -> Iterator[int]:
     """Each step runs the handlers that are due; 1: one has raised. A generator, for Python runs handlers as soon as a function begins, before
-    its first `try`."""
-    answer = 0
+    its first `try`. It runs them as a loop goes back, too: the inner one is within `try` as a whole."""
+    answer = int(bool(_raised))
     while True:
         try:
-            yield answer
-            ctypes.pythonapi.PyErr_CheckSignals()
-            answer = 0
+            while True:
+                yield answer
+                ctypes.pythonapi.PyErr_CheckSignals()
+                answer = 0
         except GeneratorExit:
             return
         except BaseException as error:
-            # Without this frame: who clears the frames of a traceback would end the generator.
-            _raised.append(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            # First of all: a second handler that raises ends the generator here.
+            _raised.append(error)
             answer = 1
+            # Without this frame: who clears the frames of a traceback would end the generator.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
 
 
-_look = _looks()
-next(_look)
-_check = _abi.Interrupt(_look.send)  # type: ignore[attr-defined]
+# After one generator the next. Called with what the library gives, which is None.
+_look = functools.partial(next, itertools.chain.from_iterable(iter(_looks, None)))
+_look(None)
+_check = _abi.Interrupt(_look)
 
 
 def _arm() -> None:
@@ -53,6 +59,14 @@ def _arm() -> None:
     _raised.clear()
     _abi.lib.fdbroker_set_interrupt(_check, None)
     _is_armed = True
+
+
+def raise_what_came() -> None:
+    """After a call of the library that is none of :func:`wait`: raises what a handler raised during it."""
+    if _raised and threading.get_ident() == _main:
+        error = _raised[0]
+        _arm()
+        raise error
 
 
 def _after_fork() -> None:
@@ -80,11 +94,9 @@ def wait(function: Callable[..., int], *arguments: Any) -> int:
         error = _later[0]
         _later.clear()
         raise error
-    if not _is_armed or _raised:
+    raise_what_came()
+    if not _is_armed:
         _arm()
     code = function(*arguments)
-    if _raised:
-        error = _raised[0]
-        _arm()
-        raise error
+    raise_what_came()
     return code

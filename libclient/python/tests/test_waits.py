@@ -16,6 +16,7 @@ import time
 import unittest
 
 import fdbroker
+from fdbroker import _waits
 from support import SOON_S, BrokerCase, open_fds, run_program, script
 
 #: Ten times what a stop may take.
@@ -129,20 +130,76 @@ class Signals(BrokerCase):
         self.assertEqual(ours.recv(10), bytes([signal.SIGUSR1]))
         self.assertEqual(signal.set_wakeup_fd(-1), theirs.fileno())
 
-    def test_connections_when_their_begin_and_end_are_stopped_then_none_is_left(self):
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+    def test_connections_when_their_begin_and_end_are_stopped_then_none_is_left_and_no_exception_is_lost(self):
+        came, unraisable = [], []
+
+        def handle(*_):
+            came.append(None)
+            raise Stopped
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handle))
         # Python reports, and goes on, when a handler raises as the collector begins to give something back.
         self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda _: None
-        fds, chance = open_fds(), random.Random(39)
+        sys.unraisablehook = lambda _: unraisable.append(None)
+        gc.collect()
+        fds, chance, caught = open_fds(), random.Random(39), 0
         for _ in range(300):
             # Well after the signal, which may be one of those.
             until = time.monotonic() + 0.02
-            with contextlib.suppress(Stopped):
+            try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + chance.random() * 3e-3)
                 while time.monotonic() < until:
                     fdbroker.connect(self.broker.socket).close()
+            except Stopped:
+                caught += 1
         gc.collect()
+        # It may be the last one that was left.
+        fdbroker.connect(self.broker.socket).close()
+        self.assertEqual(open_fds(), fds)
+        self.assertEqual(len(came), caught + len(unraisable))
+
+    def test_handlers_when_they_raise_at_any_step_of_the_look_then_it_goes_on(self):
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, stop))
+        self.addCleanup(_waits._arm)
+        _waits._arm()
+        chance, outside = random.Random(39), 0
+        for _ in range(300):
+            until = time.monotonic() + 0.002
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + chance.random() * 1e-4)
+                while time.monotonic() < until:
+                    _waits._look(None)
+            except Stopped:
+                outside += 1
+        self.assertEqual(len(_waits._raised) + outside, 300)
+        self.assertGreater(len(_waits._raised), 0)
+
+    def test_connection_when_its_end_is_stopped_before_it_begins_then_closed_by_the_next(self):
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+        self.addCleanup(setattr, sys, "unraisablehook", hook)
+
+        def stop_in(name):
+            """As a handler does that raises as the function begins. Python forgets it then."""
+
+            def trace(frame, event, _):
+                if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename.endswith("_context.py"):
+                    raise Stopped
+
+            sys.settrace(trace)
+
+        self.addCleanup(sys.settrace, sys.gettrace())
+        gc.collect()
+        fds = open_fds()
+        made = fdbroker.connect(self.broker.socket)
+        stop_in("give_back")
+        try:
+            made.close()
+        except Stopped:
+            # The exception has the last reference.
+            stop_in("__del__")
+        self.assertIsNone(sys.gettrace())
+        self.assertGreater(open_fds(), fds)
+        fdbroker.connect(self.broker.socket).close()
         self.assertEqual(open_fds(), fds)
 
     def test_leases_when_a_thousand_calls_are_stopped_then_none_is_left(self):
