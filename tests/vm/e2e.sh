@@ -21,10 +21,13 @@ Ends with the line `N passed, N failed`.
 HELP
 }
 
-# What deposits, grants, maps, recalls or keeps memory of a kind. The others say the same of any kind, and run outside: which handles
-# are good, how long an owner is waited for, what comes ahead, and a full fd table of the client's among them.
+# What deposits, maps, recalls or keeps memory of a kind. The others say the same of any kind, and run outside: which handles are good,
+# how long an owner is waited for, who has died, what comes ahead, and a full fd table of the client's among them. The caps under
+# pressure are also those of the demo that runs in a virtual machine.
 of_memory=(
-  cache:: comeback:: death:: deposits:: exports:: fd_store:: keep:: lifetime:: pressure:: recall:: resident:: takeover::
+  cache:: comeback:: deposits:: exports:: fd_store:: keep:: lifetime:: recall:: resident:: takeover::
+  # Brokers that are killed under load, for minutes: of memory they say nothing that the others do not.
+  --skip comeback::ranks_when
   # Beside another machine on two cores a lane may not run for a second, which the broker calls hung. It runs outside, and here alone.
   --skip fifty_times
 )
@@ -63,8 +66,9 @@ folder=$(tests/programs.py)
 strip --strip-debug -o "$work/fdbrokerd" "$folder/fdbrokerd"
 strip --strip-debug -o "$work/e2e" "$(tests/programs.py e2e)"
 status=0
+# Below the limit of tests/run.py, so that this says where it hung; some times what all tests take, beside another machine, too.
 # tests/run.py would count the results' lines beside the last one.
-tests/vm/run.sh -k "$kernel" -t 1800 -f "$work/fdbrokerd" -f "$work/e2e" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
+tests/vm/run.sh -k "$kernel" -t 3500 -f "$work/fdbrokerd" -f "$work/e2e" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
   -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${arguments[@]}" 2>&1 |
   sed -u 's/^test result: /result: /' | tee "$work/log" || status=$?
 if ! tail -n 1 "$work/log" | grep -qx '[0-9]* passed, [0-9]* failed'; then

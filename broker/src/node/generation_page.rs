@@ -273,7 +273,7 @@ impl GenerationPage {
 
     /// What a former broker knew of the last allocation of each slot with a file: that file, too.
     pub fn former(&self) -> impl Iterator<Item = (AllocationId, Record, FileId)> {
-        (0..self.slots).filter_map(|slot| {
+        (0..self.records.used()).filter_map(|slot| {
             let (file, record) = (self.records.file(slot)?, self.records.record(slot)?);
             Some((self.records.last(slot), record, file))
         })

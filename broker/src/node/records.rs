@@ -15,7 +15,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// First words of the file; another layout has another one.
-const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 3];
+const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 4];
+
+/// Where the head says how many slots, from the first on, were ever used. The others are zeros: the
+/// next broker does not read them, which takes longer than all else of a start.
+const USED_AT: usize = 8;
 
 /// Bytes of a record, and of the head before the first one.
 const RECORD_BYTES: usize = 96;
@@ -97,7 +101,9 @@ impl Records {
         let records = Records { map: SharedMap::new(&file, bytes_of(slots))?, slots };
         (0..2).for_each(|at| records.map.word(at * 4).store(MAGIC[at], Ordering::Relaxed));
         if let Some(former) = former {
-            for slot in 0..slots.min(former.slots) {
+            let used = slots.min(former.used());
+            records.map.word(USED_AT).store(used, Ordering::Relaxed);
+            for slot in 0..used {
                 for at in 0..RECORD_BYTES / 4 {
                     let value = former.word(slot, at).load(Ordering::Relaxed);
                     records.word(slot, at).store(value, Ordering::Relaxed);
@@ -113,11 +119,16 @@ impl Records {
         self.slots
     }
 
+    /// How many of them, from the first on, may have been used.
+    pub fn used(&self) -> u32 {
+        self.map.word(USED_AT).load(Ordering::Relaxed).min(self.slots)
+    }
+
     /// Every slot that was ever used, in order. A generation above `high` is damage and counts as
     /// none.
     pub fn former(&self, high: u32) -> Vec<FormerSlot> {
         let mut lives: HashMap<(u32, u32), bool> = HashMap::new();
-        let all = (0..self.slots).filter_map(|slot| {
+        let all = (0..self.used()).filter_map(|slot| {
             let id = self.last(slot);
             let life = (1..=high).contains(&id.generation).then(|| self.life(slot, &mut lives));
             Some(FormerSlot { id, life: life? })
@@ -220,6 +231,10 @@ impl Records {
 
     /// The fd of the last allocation of a slot is of this file.
     pub fn note_file(&self, slot: u32, file: Option<FileId>) {
+        // Here, for this is the first that is ever written of a slot.
+        if slot >= self.used() {
+            self.map.word(USED_AT).store(slot + 1, Ordering::Release);
+        }
         let FileId { device, inode } = file.unwrap_or(FileId { device: 0, inode: 0 });
         // A number as the kernel has it fits; what does not is never taken for it.
         let device = u32::try_from(device >> 32 << MINOR_BITS | device & 0xffff_ffff);
@@ -336,10 +351,24 @@ mod tests {
         let files: Vec<_> = (0..8).filter(|slot| records.file(*slot) == Some(file)).collect();
         assert_eq!(files, [1, 2], "and none of what stood in a slot before");
         let larger = Records::create(&path, 9, Some(&records)).unwrap();
-        assert_eq!(larger.former(8), all);
+        assert_eq!((larger.former(8), larger.used()), (all.to_vec(), 8));
         let smaller = Records::open(&path, 3).unwrap().unwrap();
         assert_eq!((smaller.slots(), smaller.former(8)), (3, all[..2].to_vec()));
         assert_eq!(std::fs::metadata(&path).unwrap().len(), bytes_of(3) as u64);
+    }
+
+    #[test]
+    fn used_when_a_slot_was_written_then_it_and_those_before_it_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(RECORDS_NAME);
+        let records = Records::create(&path, 8, None).unwrap();
+        assert_eq!((records.used(), records.former(8)), (0, vec![]));
+        records.live(id(4, 1), &record(0, 0));
+        records.live(id(2, 1), &record(0, 0));
+        records.end(id(5, 1), ErrorCode::Stale, false);
+        let records = Records::open(&path, 8).unwrap().unwrap();
+        let slots: Vec<_> = records.former(8).iter().map(|former| former.id.slot).collect();
+        assert_eq!((records.used(), slots), (6, vec![2, 4, 5]));
     }
 
     #[test]
