@@ -18,7 +18,7 @@ that outlives the stop. Needs what tests/install.sh installs, and Debian 12 here
 here. Ends with the line `N passed, N failed`.
 
   -s SUITE     all checks in this one only; may be repeated
-  -t SECONDS   limit for each (1800)
+  -t SECONDS   limit for each (6000)
   -p DIR       with Debian's packages of fdbroker in DIR, of releases 1 and 2, in place of systemd/install.sh, an upgrade in place of
                the first restart, and what a purge leaves; then that what install.sh installs serves
 
@@ -26,7 +26,9 @@ exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual m
 HELP
 }
 
-suites=() limit=1800 packages=''
+suites=()
+# Half an hour on two busy cores; far more, so that it catches what hangs.
+limit=6000 packages=''
 [ "${1-}" != --help ] || { usage; exit 0; }
 while getopts :s:t:p:h option; do
   case $option in
