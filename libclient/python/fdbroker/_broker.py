@@ -9,7 +9,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
 
 from . import _abi, _aio, _gets, _groups, _objects, _opens
-from ._context import Context, Lease, free, ms, sweep
+from ._context import Context, Lease, freeing, ms, sweep
 from ._errors import Again, Closed, Error, NotSupported, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
@@ -17,7 +17,7 @@ from ._memory import Buffer, View
 from ._notices import News, Notices
 from ._objects import Object, ObjectInfo
 from ._types import DType, bytes_of, dtype_of, shape_of
-from ._waits import wait
+from ._waits import raise_later, raise_what_came, wait
 from ._watches import Watch
 
 ShapeLike = Union[int, Tuple[int, ...]]
@@ -53,8 +53,9 @@ class Broker:
 
     def __init__(self, context: Context) -> None:
         self._context: Optional[Context] = context
+        # Whoever takes it out gives the connection back.
+        self._held = {"context": context}
         self.socket = os.fsdecode(_abi.lib.fdbroker_socket(context.pointer))
-        self._lock = threading.Lock()
         # Of each kind of memory who opens it now, and how many calls count on that.
         self._openers: Dict[int, Tuple[int, int]] = {}
         self._opening: Dict[int, int] = {}
@@ -101,7 +102,7 @@ class Broker:
         asked = max(nbytes, 1)
         context = self._live().take()
         try:
-            lease = Lease(context, functools.partial(free, give, pointer))
+            lease = Lease(context, freeing(pointer, give, context.pointer))
             if place is None:
                 kind = _choice("memory", _abi.HOST_MEMORY, memory)
                 check(wait(_abi.lib.fdbroker_host_alloc, context.pointer, kind, asked, *results))
@@ -484,14 +485,15 @@ class Broker:
         """Ends the connection, once the last memory of it is gone. A second call does nothing."""
         context = self._context
         if context is not None and context.is_forked():
-            # The lock may be held by a thread that is not here, and the connection is the parent's.
+            # The connection is the parent's.
             self._context = None
             return
         sweep()
-        with self._lock:
-            context, self._context = self._context, None
+        self._context = None
+        context = self._held.pop("context", None)
         if context is not None:
             context.give_back()
+        raise_what_came()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -499,10 +501,13 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self, _sys: Any = sys) -> None:
+    def __del__(self, _sys: Any = sys, later: Callable[[BaseException], None] = raise_later) -> None:
         # Once the interpreter takes its modules down, what a broker needs may be gone; the process's end ends the rest.
-        if _sys.meta_path is not None and getattr(self, "_lock", None) is not None:
-            self.close()
+        try:
+            if _sys.meta_path is not None and getattr(self, "_opener_free", None) is not None:
+                self.close()
+        except BaseException as error:
+            later(error)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "connected" if self.connected else "not connected"

@@ -5,6 +5,7 @@ Must never close a connection whose memory somebody can still see, nor touch the
 
 import ctypes
 import itertools
+import operator
 import os
 import sys
 import threading
@@ -37,10 +38,10 @@ class Context:
 
     def __init__(self, options: _abi.Options) -> None:
         """Connects."""
-        self._pointers = (ctypes.c_void_p * 1)()
-        # Each call of `next` is one step: between two, a handler may raise. It takes the pointer and closes it; the second does nothing.
-        self._closing = map(_abi.lib.fdbroker_close, iter(self._pointers))
-        self._users = 1
+        self._pointer = ctypes.c_void_p()
+        self._closing = freeing(self._pointer, _abi.lib.fdbroker_close)
+        # An item for each.
+        self._users = [None]
         self._lock = threading.Lock()
         self.pid = os.getpid()
         #: Of its broker, where the program has named it or had it started: for references to its memory.
@@ -51,19 +52,19 @@ class Context:
         self._getpid = os.getpid
         sweep()
         _unclosed[next(_numbers)] = weakref.ref(self), self._closing
-        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), self._pointers))
+        check(wait(_abi.lib.fdbroker_open, ctypes.byref(options), ctypes.byref(self._pointer)))
 
     @property
     def pointer(self) -> int:
         """For calls. A user must be held meanwhile."""
-        return self._pointers[0] or 0
+        return self._pointer.value or 0
 
     def take(self) -> "Context":
         """One user more; Closed when there is none any more."""
-        with self._lock:
-            if self._users == 0:
-                raise Closed("the connection is closed; connect anew")
-            self._users += 1
+        # One more if there is one, in one step: in Python 3.9 a handler may raise between any two, and would leave a lock taken.
+        self._users.extend(itertools.islice(self._users, 1))
+        if not self._users:
+            raise Closed("the connection is closed; connect anew")
         return self
 
     def news(self, make: "Callable[[Context], News]") -> "News":
@@ -75,14 +76,13 @@ class Context:
 
     def give_back(self, raise_what_came: Callable[[], None] = raise_what_came) -> None:
         """One user less; the last one closes the connection."""
-        # In a forked child the lock may be held by a thread that is not here, and the connection is the parent's.
+        # In a forked child the connection is the parent's.
         if self.is_forked():
             return
-        with self._lock:
-            self._users -= 1
-            is_last = self._users == 0
-        if is_last and (self._news is None or self._news.close()):
+        self._users.pop()
+        if not self._users and (self._news is None or self._news.close()):
             next(self._closing, None)
+            self._pointer.value = None
             raise_what_came()
 
     def __del__(self, _sys: Any = sys, later: Callable[[BaseException], None] = raise_later) -> None:
@@ -99,36 +99,33 @@ class Context:
         return self._getpid() != self.pid
 
 
-def give_back(function: Callable[[int, object], object], what: Any, token: str, context: int) -> None:
-    """For :class:`Lease`, with all but the last bound: the call that gives something back, by a struct. The library fills it in, `token`
-    included, and empties it then. Nothing can be done about a failure here, and none is known but a fault of this package."""
-    # With nothing of this module, which may be gone when the interpreter ends.
-    if getattr(what, token):
-        function(context, what)
+def freeing(place: ctypes.c_void_p, function: Callable[..., object], *first: Any) -> Iterator[object]:
+    """What calls ``function(*first, address)`` at the first ``next``, with the address that is in the place then, if there is one.
+
+    **One step, and nothing of Python's**: a signal handler may raise between two steps, and modules may be gone when the interpreter ends. Nothing
+    can be done about a failure of the call, and none is known but a fault of this package."""
+    return map(function, *map(itertools.repeat, first), filter(None, map(operator.attrgetter("value"), (place,))))
 
 
-def free(function: Callable[[int, object], object], place: ctypes.c_void_p, context: int) -> None:
-    """The same by an address, once; nothing where there is none."""
-    address, place.value = place.value, None
-    if address:
-        function(context, address)
+def releasing(what: ctypes.Structure, token: str, function: Callable[..., object], context: int) -> Iterator[object]:
+    """The same of a struct that the library has filled in, `token` included."""
+    return map(function, itertools.repeat(context), filter(operator.attrgetter(token), (what,)))
 
 
 class Lease:
     """What keeps one piece of memory: released once, by whoever comes first of close, garbage collection and exit.
 
-    **It is there before the call that gets the memory**, so that an exception at any moment gives the memory back. ``release`` is called
-    with the context's pointer, never in a forked child; a second call of it must do nothing, as one before there is memory.
+    **It is there before the call that gets the memory**, so that an exception at any moment gives the memory back. The first ``next`` of
+    ``release`` does that; there is none in a forked child.
 
     A signal handler may raise as soon as ``__del__`` begins, and Python never calls that again: :func:`sweep` finds what it left.
     """
 
-    __slots__ = ("_context", "_release", "_lock", "_number", "__weakref__")
+    __slots__ = ("_context", "_release", "_number", "__weakref__")
 
-    def __init__(self, context: Context, release: Callable[[int], object]) -> None:
+    def __init__(self, context: Context, release: Iterator[object]) -> None:
         self._context: Optional[Context] = context.take()
         self._release = release
-        self._lock = threading.Lock()
         self._number = next(_numbers)
         _unreleased[self._number] = weakref.ref(self), release, context
         if self._number % _SWEEP_EVERY == 0:
@@ -140,21 +137,18 @@ class Lease:
         if context is None or context.is_forked():
             return
         try:
-            self._end()
+            self._end(context)
         except BaseException:
             # A signal handler has raised in the middle.
-            self._end()
+            self._end(context)
             raise
         raise_what_came()
 
-    def _end(self) -> None:
-        with self._lock:
-            context = self._context
-            if context is not None:
-                self._release(context.pointer)
-                self._context = None
+    def _end(self, context: Context) -> None:
+        next(self._release, None)
+        self._context = None
         # Whoever takes it out gives the connection back.
-        if context is not None and _unreleased.pop(self._number, None):
+        if _unreleased.pop(self._number, None):
             context.give_back()
 
     def __del__(self, later: Callable[[BaseException], None] = raise_later) -> None:
@@ -167,25 +161,29 @@ class Lease:
 
 
 #: Leases that nobody has ended yet: the lease, what releases it, its connection.
-_unreleased: "Dict[int, Tuple[weakref.ref[Lease], Callable[[int], object], Context]]" = {}
+_unreleased: "Dict[int, Tuple[weakref.ref[Lease], Iterator[object], Context]]" = {}
 #: Connections, and what closes each, once.
-_unclosed: "Dict[int, Tuple[weakref.ref[Context], Iterator[int]]]" = {}
+_unclosed: "Dict[int, Tuple[weakref.ref[Context], Iterator[object]]]" = {}
 _numbers = itertools.count(1)
 #: Leases after which it looks for those that a handler kept from their end.
 _SWEEP_EVERY = 64
+#: What stands for an entry that another has taken out.
+_NOTHING: Any = None, None, None
 os.register_at_fork(after_in_child=_unreleased.clear)
 os.register_at_fork(after_in_child=_unclosed.clear)
 
 
 def sweep() -> None:
     """Ends the leases and connections that are gone and were not ended."""
-    # A copy: the collector may run in the loop, and what it ends leaves the dict. Not a list of its
-    # items: to make one makes tuples, at which the collector may run, too.
-    for number, (lease, release, context) in _unreleased.copy().items():
-        if lease() is None and _unreleased.pop(number, None):
-            release(context.pointer)
-            context.give_back()
-    for number, (connection, closing) in _unclosed.copy().items():
-        if connection() is None:
+    # Numbers: the collector, which may run in the loop, takes entries out, and to copy them makes objects, at which it may run, too.
+    for number in list(_unreleased):
+        lease, release, context = _unreleased.get(number, _NOTHING)
+        if lease is not None and lease() is None:
+            next(release, None)
+            if _unreleased.pop(number, None):
+                context.give_back()
+    for number in list(_unclosed):
+        connection, closing = _unclosed.get(number, _NOTHING[:2])
+        if connection is not None and connection() is None:
             next(closing, None)
             _unclosed.pop(number, None)

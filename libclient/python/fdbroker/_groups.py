@@ -13,11 +13,11 @@ from ctypes import c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from . import _abi, _aio, _objects
-from ._context import Context, Lease, free, ms
+from ._context import Context, Lease, freeing, ms
 from ._errors import Error, Sealed, SealedBusy, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
-from ._waits import wait
+from ._waits import raise_what_came, wait
 
 if TYPE_CHECKING:
     from ._broker import Broker
@@ -187,6 +187,7 @@ class Group:
         """Gives up a group that is not sealed, once the last view is gone. A second call does nothing."""
         with self._turn():
             self._lease = self._hold = None
+        raise_what_came()
 
     def _turn(self) -> "threading.Lock":
         """For closing. In a forked child the lock may be held by a thread that is not here."""
@@ -199,11 +200,6 @@ class Group:
         with self._turn():
             self._close_given()
         self.close()
-
-
-def _close(_context: int, group: object, *, close: Any = _objects._declarations["close"]) -> None:
-    # With nothing of this module, which may be gone when the interpreter ends.
-    close(group)
 
 
 #: Of an object to be made: its shape, and its element type.
@@ -238,7 +234,7 @@ def create(broker: "Broker", asked: Asked, timeout: Optional[float]) -> Group:
     """Begins a group."""
     made, context = c_void_p(), broker._live().take()
     try:
-        lease = Lease(context, functools.partial(free, _close, made))
+        lease = Lease(context, freeing(made, _objects.function("close")))
         check(wait(_objects.function("create"), context.pointer, *asked.arguments, ms(timeout), ctypes.byref(made)))
         return asked.begun(broker, context, lease, made, timeout)
     finally:
@@ -249,7 +245,7 @@ async def acreate(broker: "Broker", ask: Callable[[], Asked], timeout: Optional[
     """The same, awaited. A thread calls ``ask``, and makes the memory."""
     made, context, asked, left = c_void_p(), broker._live().take(), [], _aio.clock(timeout)
     try:
-        lease = Lease(context, functools.partial(free, _close, made))
+        lease = Lease(context, freeing(made, _objects.function("close")))
 
         def start(under_way: object) -> int:
             asked.append(ask())

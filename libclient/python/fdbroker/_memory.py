@@ -16,7 +16,7 @@ from ._handle import Handle, from_c, to_c
 from ._holders import holders
 from ._notices import News
 from ._types import DType, Shape, count_of, dtype_of, numpy_dtype, shape_of
-from ._waits import wait
+from ._waits import raise_what_came, wait
 
 if TYPE_CHECKING:
     import numpy
@@ -259,6 +259,7 @@ class Memory:
     def close(self) -> None:
         """Gives it up. The memory goes when the last view does; a second call does nothing."""
         self._lease = None
+        raise_what_came()
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -11,7 +11,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_ui
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi, _aio
-from ._context import Context, Lease, give_back, ms
+from ._context import Context, Lease, ms, releasing
 from ._errors import Error, NotFound, NotSupported, VersionChanged, check
 from ._memory import Memory
 from ._types import DType, Shape, bytes_of, count_of, dtype_of, shape_of
@@ -208,7 +208,7 @@ class Object(Memory):
 
 
 def _lease(context: Context, taken: _Object) -> Lease:
-    return Lease(context, functools.partial(give_back, function("release"), taken, "object"))
+    return Lease(context, releasing(taken, "object", function("release"), context.pointer))
 
 
 def _options(job: bool, flags: int = 0, ttl_ms: int = 0) -> _Options:
@@ -345,7 +345,7 @@ async def aput(
     version, context, left = c_uint64(), broker._live().take(), _aio.clock(timeout)
     try:
         # It keeps the connection for a thread that still copies after a cancel. Of a request nothing else is to be given back.
-        lease = Lease(context, lambda _context: None)
+        lease = Lease(context, iter(()))
 
         def start(under_way: object) -> int:
             new, _kept = _to_put({name: value}, {name: metadata}, expect)

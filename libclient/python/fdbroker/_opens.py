@@ -5,11 +5,10 @@ Must never let opens that wait for a silent owner keep others from memory that i
 
 import contextlib
 import ctypes
-import functools
 from typing import Any, Callable, Optional, Tuple, Union
 
 from . import _abi, _aio
-from ._context import Context, Lease, give_back, ms
+from ._context import Context, Lease, ms, releasing
 from ._errors import Again, NoQuota, OwnerSilent, TimedOut
 from ._handle import to_c
 from ._memory import View, layout
@@ -23,7 +22,7 @@ _LATER = TimedOut, NoQuota, OwnerSilent, Again
 
 def lease_of(context: Context, imported: _abi.Import) -> Lease:
     """What keeps an import, from before it is there."""
-    return Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, imported, "pin"))
+    return Lease(context, releasing(imported, "pin", _abi.lib.fdbroker_import_release, context.pointer))
 
 
 def view(

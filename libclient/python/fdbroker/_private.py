@@ -29,7 +29,9 @@ class PrivateBroker(Broker):
         return {"FDBROKER_SOCKET": self.socket, "FDBROKER_ADMIN_SOCKET": admin}
 
     def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int, mark: int) -> None:
-        self._folder, self._child, self._life, self._mark = folder, child, life, mark
+        self._folder, self._child, self._mark = folder, child, mark
+        # Whoever takes it out ends the broker.
+        self._ends = {"life": life}
         self._owner = os.getpid()
 
     @property
@@ -39,17 +41,16 @@ class PrivateBroker(Broker):
 
     def close(self) -> None:
         """Ends the connection and the broker. Memory that is mapped stays; a second call does nothing."""
-        super().close()
-        # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
-        if getattr(self, "_owner", None) != os.getpid():
-            return
-        with self._lock:
-            life, self._life = self._life, -1
-        if life >= 0:
-            os.close(life)
-            _end(self._child)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._mark)
+        try:
+            super().close()
+        finally:
+            # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
+            life = self._ends.pop("life", None) if getattr(self, "_owner", None) == os.getpid() else None
+            if life is not None:
+                os.close(life)
+                _end(self._child)
+                shutil.rmtree(self._folder, ignore_errors=True)
+                os.close(self._mark)
 
 
 def _mark(folder: str) -> int:

@@ -4,7 +4,6 @@ Must never keep memory without a bound in time and bytes, nor hang the end of a 
 """
 
 import ctypes
-import functools
 import math
 import os
 import threading
@@ -14,7 +13,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from . import _abi
-from ._context import Context, Lease, free, ms
+from ._context import Context, Lease, freeing, ms
 from ._default import PerProcess, broker_at
 from ._errors import Stale, check
 from ._handle import Handle, from_c
@@ -40,7 +39,7 @@ class _Page:
 
     def __init__(self, context: Context) -> None:
         pointer, handle = ctypes.c_void_p(), _abi.Handle()
-        self._lease = Lease(context, functools.partial(free, _abi.lib.fdbroker_host_free, pointer))
+        self._lease = Lease(context, freeing(pointer, _abi.lib.fdbroker_host_free, context.pointer))
         results = ms(_PAGE_S), ctypes.byref(pointer), ctypes.byref(handle)
         check(wait(_abi.lib.fdbroker_host_alloc, context.pointer, _abi.HOST_MEMORY["arena"], _PAGE, *results))
         self.handle = bytes(from_c(handle))

@@ -62,16 +62,21 @@ def _arm() -> None:
 
 
 def raise_what_came() -> None:
-    """After a call of the library that is none of :func:`wait`: raises what a handler raised during it."""
-    if _raised and threading.get_ident() == _main:
-        error = _raised[0]
-        _arm()
-        raise error
+    """In the main thread: raises what a handler raised during a call of the library that is none of :func:`wait`, or in the collector."""
+    if (_raised or _later) and threading.get_ident() == _main:
+        if _raised:
+            # With the others, if there are more, for the next calls.
+            _later[:0] = _raised
+            _arm()
+        raise _later.pop(0)
 
 
 def _after_fork() -> None:
     global _main, _is_armed
     _main, _is_armed = threading.get_ident(), False
+    # Those are the parent's to raise.
+    _raised.clear()
+    _later.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -90,10 +95,6 @@ def wait(function: Callable[..., int], *arguments: Any) -> int:
     """The code of a call. Whatever the call gives must have an owner before: this raises what a handler raises, at any moment."""
     if threading.get_ident() != _main:
         return function(*arguments)
-    if _later:
-        error = _later[0]
-        _later.clear()
-        raise error
     raise_what_came()
     if not _is_armed:
         _arm()

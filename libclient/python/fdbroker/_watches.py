@@ -9,9 +9,9 @@ import weakref
 from typing import Any, AsyncIterator, Callable, Iterator, List, NamedTuple, Optional
 
 from . import _abi, _aio, _objects
-from ._context import LONGEST_S, Context, Lease, free, ms
+from ._context import LONGEST_S, Context, Lease, freeing, ms
 from ._errors import Closed, NotConnected, check
-from ._waits import wait
+from ._waits import raise_what_came, wait
 
 _KINDS = {1: "sealed", 2: "replaced", 3: "deleted", 4: "evicted", 5: "aborted", 6: "lost"}
 #: Seconds after which a wait looks whether the watch was closed, or there is a broker again.
@@ -30,11 +30,6 @@ class WatchEvent(NamedTuple):
     version: int
 
 
-def _close(_context: int, watch: object, *, close: Any = _objects._declarations["watch_close"]) -> None:
-    # With nothing of this module, which may be gone when the interpreter ends.
-    close(watch)
-
-
 def _leave(here: "weakref.ref[_aio.Loop]", token: int) -> None:
     found = here()
     if found is not None:
@@ -50,7 +45,7 @@ class Watch:
 
     def __init__(self, context: Context, prefix: str, job: bool, timeout: Optional[float]) -> None:
         made = ctypes.c_void_p()
-        lease = Lease(context, functools.partial(free, _close, made))
+        lease = Lease(context, freeing(made, _objects.function("watch_close")))
         begin = _objects.function("watch")
         check(wait(begin, context.pointer, _objects._checked(prefix), _objects.JOB * job, ms(timeout), ctypes.byref(made)))
         # Each call holds it: the watch ends after the last.
@@ -134,6 +129,7 @@ class Watch:
             leave()
         for here, told in list(self._told.items()):
             here.call(told.set)
+        raise_what_came()
 
     def __del__(self) -> None:
         # Not there when __init__ raised.
