@@ -50,6 +50,20 @@ class Signals(BrokerCase):
         self.addCleanup(thread.join)
         return sent
 
+    def alarms(self):
+        """Has the handler of SIGALRM raise. A list grows with each that came; another with each of which Python reports, and goes on, that it
+        has raised as the collector began to give something back."""
+        came, unraisable = [], []
+
+        def handle(*_):
+            came.append(None)
+            raise Stopped
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handle))
+        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
+        sys.unraisablehook = lambda _: unraisable.append(None)
+        return came, unraisable
+
     def assert_stopped(self, call, *arguments, **options):
         sent = self.signal_in(0.1)
         with self.assertRaises(Stopped):
@@ -131,16 +145,7 @@ class Signals(BrokerCase):
         self.assertEqual(signal.set_wakeup_fd(-1), theirs.fileno())
 
     def test_connections_when_their_begin_and_end_are_stopped_then_none_is_left_and_no_exception_is_lost(self):
-        came, unraisable = [], []
-
-        def handle(*_):
-            came.append(None)
-            raise Stopped
-
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handle))
-        # Python reports, and goes on, when a handler raises as the collector begins to give something back.
-        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda _: unraisable.append(None)
+        came, unraisable = self.alarms()
         gc.collect()
         fds, chance, caught = open_fds(), random.Random(39), 0
         for _ in range(300):
@@ -167,15 +172,7 @@ class Signals(BrokerCase):
         self.assertEqual(len(came), caught + len(unraisable))
 
     def test_close_when_a_handler_raises_then_at_once_and_the_memory_is_given_back(self):
-        came, unraisable = [], []
-
-        def handle(*_):
-            came.append(None)
-            raise Stopped
-
-        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, handle))
-        self.addCleanup(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda _: unraisable.append(None)
+        came, unraisable = self.alarms()
         kept = self.broker.array(b"kept")
         wanted, chance, caught = kept.handle, random.Random(39), 0
         for _ in range(500):
