@@ -34,7 +34,7 @@ if [ "$mode" = all ] || [ "$mode" = vm ]; then
   place=$(mktemp -d /tmp/fdb-audit.XXXXXX)
   trap 'rm -rf "$place"' EXIT
   if [ "$mode" = vm ]; then
-    # The guest has only a busybox. It takes four minutes beside others: the limit catches what hangs.
+    # The guest has only a busybox. It takes up to ten minutes beside others: the limit catches what hangs.
     files=(-f "$target/examples/audit-client" -f "$(readlink -f "$0")" -f "$(readlink -f /bin/bash)")
     files+=(-f "$(ldd /bin/bash | awk '/libtinfo/ { print $3 }')")
     "$root/tests/vm/run.sh" -t 3000 "${files[@]}" -e LD_LIBRARY_PATH=/t -e FDBROKER_TEST_MEMORY=udmabuf -e TMPDIR=/tmp \

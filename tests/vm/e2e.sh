@@ -66,7 +66,7 @@ folder=$(tests/programs.py)
 strip --strip-debug -o "$work/fdbrokerd" "$folder/fdbrokerd"
 strip --strip-debug -o "$work/e2e" "$(tests/programs.py e2e)"
 status=0
-# Below the limit of tests/run.py, so that this says where it hung; some times what all tests take, beside another machine, too.
+# The limit is several times what all tests take beside another machine, and below that of tests/run.py, so that this says where it hung.
 # tests/run.py would count the results' lines beside the last one.
 tests/vm/run.sh -k "$kernel" -t 3500 -f "$work/fdbrokerd" -f "$work/e2e" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
   -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${arguments[@]}" 2>&1 |

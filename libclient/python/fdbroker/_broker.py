@@ -53,7 +53,7 @@ class Broker:
 
     def __init__(self, context: Context) -> None:
         self._context: Optional[Context] = context
-        # Whoever takes it out gives the connection back.
+        # The call that takes it out gives the connection back.
         self._held = {"context": context}
         self.socket = os.fsdecode(_abi.lib.fdbroker_socket(context.pointer))
         # Of each kind of memory who opens it now, and how many calls count on that.

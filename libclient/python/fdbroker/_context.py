@@ -40,7 +40,7 @@ class Context:
         """Connects."""
         self._pointer = ctypes.c_void_p()
         self._closing = freeing(self._pointer, _abi.lib.fdbroker_close)
-        # An item for each.
+        # One item for each user.
         self._users = [None]
         self._lock = threading.Lock()
         self.pid = os.getpid()
@@ -147,7 +147,7 @@ class Lease:
     def _end(self, context: Context) -> None:
         next(self._release, None)
         self._context = None
-        # Whoever takes it out gives the connection back.
+        # The call that takes it out gives the connection back.
         if _unreleased.pop(self._number, None):
             context.give_back()
 

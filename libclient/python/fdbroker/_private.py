@@ -30,7 +30,7 @@ class PrivateBroker(Broker):
 
     def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int, mark: int) -> None:
         self._folder, self._child, self._mark = folder, child, mark
-        # Whoever takes it out ends the broker.
+        # The call that takes it out ends the broker.
         self._ends = {"life": life}
         self._owner = os.getpid()
 

@@ -18,7 +18,7 @@ _main = threading.main_thread().ident
 _is_armed = False
 #: What a handler raised during the call under way.
 _raised: List[BaseException] = []
-#: What handlers raised where nothing can be raised: in the collector. The next call that waits raises it.
+#: What handlers raised where nothing can be raised: in the collector. The next call that waits or closes something raises it.
 _later: List[BaseException] = []
 
 

@@ -51,8 +51,8 @@ fn closed_there(peer: &Peer) -> Outcome {
 
 /// How often a handle is opened, and grants that are few beside it.
 const OPENINGS: u64 = 200;
-/// A slow machine takes longer from one to the next than the layer keeps the fd. Without that each
-/// opening has a grant.
+/// On a slow machine the next opening often comes after the layer has given up the fd that it keeps
+/// for a moment. A layer that keeps none has a grant for each opening.
 const FEW: u64 = OPENINGS * 9 / 10;
 
 /// The peer opens and closes a handle again and again: the broker is asked now and then, and the
